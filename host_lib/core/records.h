@@ -5,7 +5,7 @@
 
 #include <linux/types.h>
 
-#define TB_DESTINATIONS 258
+#define TB_SHARED_MOST 2
 #define TB_CHANNELS_MOST 32
 #define TB_INTERNAL 9223372036854775807
 #define TB_KEPT_ANSWERS 64
@@ -189,7 +189,7 @@ struct tb_sending {
 	__u32 due; /* probes that wait for room */
 	__u32 words; /* single packets that wait */
 	__u32 ways; /* how often a round trip waits in own queues */
-	__u32 pad; /* 0 */
+	__u32 ranks; /* destinations below it are ranks, others shared channels */
 };
 _Static_assert(sizeof(struct tb_sending) == 1408, "tb_sending");
 

@@ -472,7 +472,7 @@ static __u32 tb_drop_flow(struct tb_line *l, struct tb_item *item, struct tb_flo
 	f->next += count;
 	item->left -= count;
 	l->s->left -= count;
-	if (f->to >= TB_MAX_RANKS)
+	if (f->to >= l->s->ranks)
 		l->targets[f->to].lost += count;
 	TB_EACH_RANK(r, t->ranks)
 	l->targets[r].lost += count;
@@ -561,7 +561,7 @@ TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 
 		if (!(s->full >> p & 1))
 			continue;
-		for (to = TB_MAX_RANKS; to < TB_DESTINATIONS; to++) {
+		for (to = s->ranks; to < s->ranks + TB_SHARED_MOST; to++) {
 			c = l->targets[to].channel;
 			if (l->targets[to].cost && p - s->first[c] < s->ports[c])
 				cost = l->targets[to].cost;
@@ -958,7 +958,7 @@ static int tb_next_of(struct tb_line *l, struct tb_item *item)
 	__u32 c, i;
 
 	for (i = 0; i < item->count; i++)
-		alone |= item->flows[i].to >= TB_MAX_RANKS;
+		alone |= item->flows[i].to >= s->ranks;
 	while (item->left && l->budget > 0) {
 		if (l->channel == item->channels) {
 			if (!l->moved)
@@ -1071,7 +1071,7 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		s->left -= packets;
 		copies += (__u64)packets * (t->cost ? t->cost : 1);
 		t->bursts++;
-		if (f->to >= TB_MAX_RANKS) {
+		if (f->to >= s->ranks) {
 			t->packets += packets;
 			t->bytes += size;
 		}

@@ -39,7 +39,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
 from udp_world import World
@@ -150,7 +150,7 @@ def _sends(rng: random.Random, count: int) -> None:
             line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EPERM, errno.EIO)) for _ in range(3)]
             if rng.random() < 0.1:
                 line.queue.pacer.hold_to(rng.randrange(1, 4), rng.choice((1e5, 1e9)))
-            runs = [(to, rng.randrange(200)) for to in rng.sample((1, 2, 3, MAX_RANKS), rng.randrange(5))]
+            runs = [(to, rng.randrange(200)) for to in rng.sample((1, 2, 3, line.sender.ranks), rng.randrange(5))]
             kind = rng.choice((PacketType.CONTRIBUTION, PacketType.RESULT))
             line.submit(now, kind, *runs, now=1000 * now, until=1000 * now + 9999)
             if rng.random() < 0.1:

@@ -48,7 +48,7 @@ class Sleeper:
         self.made = [os.eventfd(0, os.EFD_NONBLOCK) for _ in Ready]
         self.told, self.overtime, self.done = Told(), Overtime(0), list[int]()
         self.sender = Sender([sock], {1: sock.getsockname(), 2: ("255.255.255.255", 9)})  # refused: no broadcast
-        self.queue = SendQueue(self.sender, Pacer([1], speed=1e6, most=1e6), self.told.peers)
+        self.queue = SendQueue(self.sender, Pacer([1, 2], speed=1e6, most=1e6), self.told.peers)
         self.told.terms.overtime = ctypes.addressof(self.overtime)
         self._data, self._positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
         at = self._positions.ctypes.data

@@ -38,7 +38,7 @@ from tailbound.transport.control import Header
 from tailbound.transport.rendezvous import Greeting, Store, spoken
 from tailbound.transport.sender import FULL, NO_GSO
 from tailbound.transport.sockets import burst_packets
-from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, MAX_RANKS, Flag, PacketType, Verdict
+from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, Flag, PacketType, Verdict
 
 log = logging.getLogger("tailbound")
 
@@ -349,7 +349,7 @@ class Paths:
         sender = self._job.sender
         for number in [each for each in sender.plain if each in sender.shared]:
             sender.plain.update(sender.shared[number].ranks)
-        ranks = sorted(each for each in sender.plain - self._plain if each < MAX_RANKS)
+        ranks = sorted(each for each in sender.plain - self._plain if each < sender.ranks)
         self._plain |= sender.plain
         interface = self._interface() or "INTERFACE"
         names = ", ".join("the switch" if each == self._job.switch else str(each) for each in ranks)

@@ -33,11 +33,11 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from tailbound.transport.sockets import burst_packets
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import LINK, MAX_RANKS, PATH
+from tailbound.wire.schema import LINK, PATH
 
 _SECOND = 1_000_000_000
 #: Rates that differ by more than this are those of different links, not of one queue.
@@ -70,9 +70,9 @@ class Pacer:
     """
 
     def __init__(
-        self, ranks: Iterable[int], gap: int = 0, speed: float = 0.0, most: float = 0.0, room: int = 1 << 62
+        self, ranks: Collection[int], gap: int = 0, speed: float = 0.0, most: float = 0.0, room: int = 1 << 62
     ) -> None:
-        self.table = (_Path * MAX_RANKS)()
+        self.table = (_Path * (1 + max(ranks, default=0)))()
         self.paths = {rank: self.table[rank] for rank in ranks}
         self.stated = speed or _SPEED
         self.link = _Link(

@@ -72,7 +72,7 @@ class SendQueue:
 
     Args:
         sender: sockets, addresses and counters.
-        pacer: rates by rank.
+        pacer: rates by rank, of the ranks of ``sender``.
         peers: None: nothing is known of them; no round trips, no limits.
         clock: CLOCK_MONOTONIC in ns, for how much the link takes.
 
@@ -96,8 +96,9 @@ class SendQueue:
     ) -> None:
         self.sender = sender
         self._core = core()
-        self.said, self._targets = _Sending(), sender.targets
+        self.said, self._targets = _Sending(ranks=sender.ranks), sender.targets
         self.pacer = pacer = pacer or Pacer(sender.peers)
+        assert len(pacer.table) == sender.ranks
         self.line = self._core.fast.tb_line_open(
             ctypes.byref(self.said), self._targets, pacer.table, ctypes.byref(pacer.link)
         )

@@ -17,7 +17,7 @@ from typing import Any
 from tailbound.errors import ConfigError
 from tailbound.transport.sockets import Socket, UdpSocket
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import DESTINATIONS, MAX_RANKS, TARGET
+from tailbound.wire.schema import SHARED_MOST, TARGET
 
 
 class Target(record_of(TARGET)):  # type: ignore[misc]
@@ -33,10 +33,6 @@ class Target(record_of(TARGET)):  # type: ignore[misc]
         """What left and what did not, in plain types."""
         left = {"packets": self.packets, "bytes": self.bytes, "calls": self.bursts}
         return {**left, "lost": self.lost, "errors": dict(self.errors)}
-
-
-#: Channels of this kind that a sender has at most (fan-out and multicast).
-SHARED_MOST = DESTINATIONS - MAX_RANKS
 
 
 @dataclass
@@ -92,7 +88,8 @@ class Sender:
         self.sockets = list(sockets)
         self.rooms = [sock.room() for sock in sockets]  #: bytes that may wait in each
         self.peers = dict(peers)
-        self.targets: Any = (Target * DESTINATIONS)()  # type: ignore[operator]
+        self.ranks = 1 + max(self.peers, default=0)  #: destinations below it are ranks, and others shared channels
+        self.targets: Any = (Target * (self.ranks + SHARED_MOST))()  # type: ignore[operator]
         self.counts = {rank: self._counted(rank) for rank in self.peers}  #: and by number of a shared channel
         self.plain: set[int] = set()  #: ranks, and shared channels, to which GSO does not work
         self.refused: dict[int, set[int]] = {}  #: ranks by errno; ``Paths`` empties it
@@ -114,7 +111,7 @@ class Sender:
         """
         if len(self.shared) == SHARED_MOST:
             raise ConfigError(f"a sender's shared channels: give {SHARED_MOST} at most")
-        number = MAX_RANKS + len(self.shared)
+        number = self.ranks + len(self.shared)
         self.shared[number] = channel
         channel.counts = self.counts[number] = self._counted(number)
         self.channel[number] = len(self.ports)

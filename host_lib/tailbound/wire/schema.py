@@ -721,8 +721,8 @@ LINK = Struct(
     ),
 )
 
-#: Destinations of a sender: ranks, and channels that stand for many; sockets and channels at most.
-DESTINATIONS, SOCKETS_MOST, CHANNELS_MOST = MAX_RANKS + 2, 64, 32
+#: Of a sender at most: channels that stand for many ranks; sockets and channels.
+SHARED_MOST, SOCKETS_MOST, CHANNELS_MOST = 2, 64, 32
 
 TARGET = Struct(
     "tb_target",
@@ -785,7 +785,7 @@ SENDING = Struct(
         Field("due", "u32", "probes that wait for room"),
         Field("words", "u32", "single packets that wait"),
         Field("ways", "u32", "how often a round trip waits in own queues"),
-        Field("pad", "u32", "0"),
+        Field("ranks", "u32", "destinations below it are ranks, others shared channels"),
     ),
 )
 
