@@ -54,7 +54,7 @@ class Records:
         self._newest, self._rose = states["newest"], states["last_ns"]
         self._labels, self._op_cookies = self.ops["op"], self.ops["cookie"]
         #: pinned maps outlive jobs, and only the program writes the ledger
-        self._before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
+        self._before = np.broadcast_to(np.uint64(), (schema.MAX_RANKS + 1, schema.VERDICTS))
 
     def of(self, label: int) -> np.void | None:
         """The record of an op, or None while no packet has named it."""
@@ -99,7 +99,7 @@ class Records:
     def reset(self) -> None:
         """What has been counted until now was of other jobs."""
         if (counted := self.verdicts()).any():
-            self._before += counted
+            self._before = self._before + counted
 
 
 class Known:
