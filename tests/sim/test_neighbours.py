@@ -86,7 +86,7 @@ def share(jobs: int, flows: int, *, mark: int, known: bool = True) -> tuple[list
                 over[part.job].append(one.finished)
                 network.at(network.clock + network.random.randrange(2 * MS), partial(launch, place))
 
-            team.node(part).submit(0, team.data(place, 0), team.result(place), done)
+            team.node(part).submit(0, team.data(place), team.result(place), done)
 
         for place in range(len(parts)):
             network.at(network.now + network.random.randrange(MS), partial(launch, place))

@@ -60,7 +60,7 @@ def test_a_calm_step_takes_what_its_bytes_take_and_the_same_seed_gives_the_same(
 def test_the_mean_of_two_dimensions_is_that_of_all_ranks() -> None:
     with contextlib.closing(Team(arrange("2d", 4, ENTRIES), Switching(), seed=1)) as team:
         team.step()
-        exact = np.mean([team.data(rank, 0) for rank in range(4)], axis=0, dtype=np.float64)
+        exact = np.mean([team.data(rank) for rank in range(4)], axis=0, dtype=np.float64)
         for rank in range(4):
             begin = team.arrangement.parts[rank][1].begin
             wanted = exact[begin : begin + ENTRIES // 2]

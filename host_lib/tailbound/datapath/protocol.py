@@ -141,8 +141,8 @@ def ring_rows(ring_mib: float, width: int, workers: int) -> tuple[int, int]:
     return sum_ring(result_rows, workers), result_rows
 
 
-def sum_ring(result_rows: int, workers: int) -> int:
-    """Rows of the sums ring of a job whose result ring has ``result_rows``.
+def sum_ring(result_rows: int, workers: int, least: int = MIN_ROWS) -> int:
+    """Rows of the sums ring of a job whose result ring has ``result_rows``; so many at ``least``.
 
     Half of the result ring may be in flight, dealt among the owners, and a peer's window may lag by as much: an owner's
     part of the ring. One owner may be missing, too, since half of the ring dealt among one fewer is no more than that
@@ -154,7 +154,7 @@ def sum_ring(result_rows: int, workers: int) -> int:
     if not 1 <= workers <= schema.MAX_RANKS:
         raise ConfigError(f"{workers} workers: give 1..{schema.MAX_RANKS}")
     part = -(-result_rows // workers)
-    return max(MIN_ROWS, 1 << (part - 1).bit_length())
+    return max(least, 1 << (part - 1).bit_length())
 
 
 def layouts(width: int, sum_rows: int, result_rows: int, cpus: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -26,6 +26,8 @@ _WORK = 2 * US
 APART = 50 * US
 #: Gradients of ranks begin so many entries apart.
 _APART_ENTRIES = 16
+#: Rows of a ring of sums at least.
+_LEAST = 16
 #: A step that takes longer never ends, ns.
 _NEVER = 60 * S
 
@@ -74,7 +76,7 @@ class Team:
         for number, places in enumerate(arrangement.places):
             rows = shape_for(most[number], WIDTH).rows
             ring = max(MIN_ROWS, 1 << (4 * rows - 1).bit_length())
-            rings = sum_ring(ring, len(places)), ring
+            rings = sum_ring(ring, len(places), _LEAST), ring
             world = World(len(places), seed, width=WIDTH, rows=rings, fabric=network, number=number, **settings)
             world.work = _WORK
             self.worlds.append(world)
@@ -86,7 +88,9 @@ class Team:
         self._pool = np.random.default_rng(seed).standard_normal(
             entries + most_begun + _APART_ENTRIES * self._ranks, np.float32
         )
-        self._outs = [[np.zeros(part.entries, np.float32) for part in parts] for parts in arrangement.parts]
+        # a rank that goes on takes its shard at once, so that all share what they have it of
+        self._shared = np.zeros(entries, np.float32)
+        self._outs = [np.zeros(parts[-1].entries, np.float32) for parts in arrangement.parts]
         for world in self.worlds:
             for node in world.nodes:
                 node.poke()
@@ -105,7 +109,7 @@ class Team:
         for rank in range(self._ranks):
             at = network.now + network.random.randrange(APART)
             at += self.late if rank == self._ranks - 1 else 0
-            network.at(at, partial(self._begin, rank, done, over))
+            network.at(at, partial(self._phase, rank, 0, self.data(rank), done, partial(over, rank, at)))
         network.run(lambda: not left, _NEVER)
         for world in self.worlds:
             if world.error is not None:
@@ -116,37 +120,33 @@ class Team:
         done.dropped = dict(network.dropped - dropped)
         return done
 
-    def _begin(self, rank: int, step: Step, over: Callable[[int, int], None]) -> None:
-        self._phase(rank, 0, step, over, self.network.clock)
-
-    def _phase(self, rank: int, phase: int, step: Step, over: Callable[[int, int], None], began: int) -> None:
-        parts = self.arrangement.parts[rank]
-        part = parts[phase]
+    def _phase(self, rank: int, phase: int, data: NDArray[np.float32], step: Step, over: Callable[[], None]) -> None:
+        part, *others = self.arrangement.parts[rank][phase:]
+        out = self._shared[: part.entries] if others else self._outs[rank]
 
         def done(one: Done) -> None:
             outcome = one.outcome
             step.expected += outcome.expected
             step.delivered += outcome.delivered
             step.deadlines += outcome.deadline_hits
-            if phase + 1 < len(parts):  # not from within the engine's turn
-                self.network.at(self.network.clock, partial(self._phase, rank, phase + 1, step, over, began))
+            if others:
+                shard = out[others[0].begin : others[0].begin + others[0].entries]
+                shard = np.pad(shard, (0, others[0].entries - len(shard)))
+                # not from within the engine's turn
+                self.network.at(self.network.clock, partial(self._phase, rank, phase + 1, shard, step, over))
             else:
-                over(rank, began)
+                over()
 
-        self.node(part).submit(0, self.data(rank, phase), self._outs[rank][phase], done)
+        self.node(part).submit(0, data, out, done)
 
-    def data(self, rank: int, phase: int) -> NDArray[np.float32]:
-        """f32[entries] that ``rank`` gives in a phase: its gradient, or its shard of what the phase before has left."""
-        part = self.arrangement.parts[rank][phase]
-        if not phase:
-            begin = _APART_ENTRIES * rank + part.begin
-            return self._pool[begin : begin + part.entries]
-        before = self._outs[rank][phase - 1][part.begin : part.begin + part.entries]
-        return np.pad(before, (0, part.entries - len(before)))
+    def data(self, rank: int) -> NDArray[np.float32]:
+        """f32[entries] that ``rank`` gives in the first phase: its gradient."""
+        part = self.arrangement.parts[rank][0]
+        return self._pool[_APART_ENTRIES * rank + part.begin :][: part.entries]
 
     def result(self, rank: int) -> NDArray[np.float32]:
         """f32[entries] that ``rank`` has of its last phase."""
-        return self._outs[rank][-1]
+        return self._outs[rank]
 
     def node(self, part: Part) -> Rank:
         """Who does ``part``."""
