@@ -573,7 +573,7 @@ struct tb_sleep {
 	__u64 line; /* struct tb_line */
 	__u64 sending; /* struct tb_sending of it */
 	__u64 source; /* struct tb_source */
-	__u64 owner; /* struct tb_owner; 0: Python closes halves */
+	__u64 owner; /* struct tb_owner */
 	__s64 longest; /* of a wait */
 	__s64 stopped; /* after which a thread that has not woken up was stopped */
 	__s64 end; /* when a turn is due at the latest */

@@ -158,7 +158,7 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 
 	if (s->ready & TB_READY_HANDED)
 		poked = tb_clear(((const struct pollfd *)s->polled)[0].fd) >= TB_POKED;
-	if (s->owner && (s->ready & TB_READY_HANDED || s->unsent)) {
+	if (s->ready & TB_READY_HANDED || s->unsent) {
 		found = tb_launch_handed(s, now);
 		if (found)
 			return found | poked * TB_WOKEN_TURN;
@@ -166,8 +166,7 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	}
 	if (s->ready & TB_READY_EVENTS) {
 		complete = tb_take_opened(s);
-		left = !s->owner ? complete
-				 : tb_close_alone((const struct tb_owner *)s->owner, now);
+		left = tb_close_alone((const struct tb_owner *)s->owner, now);
 		if (left || complete & 1 << TB_EVENT_RESULTS_COMPLETE)
 			return TB_WOKEN_TURN |
 			       tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);

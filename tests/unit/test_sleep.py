@@ -21,6 +21,7 @@ import pytest
 from queue_world import LATER, Told, memory
 from support import await_that
 from tailbound.collective import terms
+from tailbound.collective.job import Owner
 from tailbound.collective.speaker import Voice
 from tailbound.collective.terms import Overtime, Repairs, RunQueue
 from tailbound.collective.transpose import Transpose
@@ -57,9 +58,9 @@ class Sleeper:
         source = Source(0, at, at + 8, self._data.ctypes.data, 4095, socket=sock.fileno(), peers=address(self._peers))
         terms = ctypes.addressof(self.told.terms)
         self._kept = repairs, (voice := Voice(terms, self.queue.line, requests=repairs.asked, source=source.pointer))
-        self.rest = Sleep(
-            self.made, source, self.queue, terms, ctypes.addressof(voice), longest=LONGEST, stopped=STOPPED
-        )
+        words, owner = ctypes.addressof(voice), Owner(terms)
+        self._owner = owner, ctypes.addressof(owner)
+        self.rest = Sleep(self.made, source, self.queue, terms, words, self._owner[1], longest=LONGEST, stopped=STOPPED)
         self.rest.end, self.rest.awake = END, NOW
 
     def event(self, kind: Event, op: int = 7) -> None:
@@ -115,22 +116,16 @@ def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int],
 @pytest.mark.parametrize(
     ("ready", "said", "found"),
     [
-        (0, {}, 0),
-        (Ready.HANDED, {}, Woken.TURN),
-        (Ready.CONTROLS, {}, Woken.SERVE),
-        (Ready.CONTROLS, {"end": NOW}, Woken.TURN),
-        (0, {"end": NOW}, Woken.TURN),
+        (0, {}, 0), (Ready.HANDED, {}, Woken.TURN), (Ready.CONTROLS, {}, Woken.SERVE),
+        (Ready.CONTROLS, {"end": NOW}, Woken.TURN), (0, {"end": NOW}, Woken.TURN),
         (0, {"soon": NOW}, 0),  # of no op is anything to be done
-        (0, {"soon": NOW, "suspects": 1}, Woken.TURN),
-        (0, {"soon": NOW, "holds": 1}, Woken.TURN),
-        (0, {"soon": NOW + 1, "holds": 1}, 0),
-        (0, {"again": NOW}, Woken.SEND),
-        (Ready.CONTROLS, {"direct": 1, "again": NOW}, Woken.SERVE),
-        (0, {"direct": 1, "again": NOW}, 0),
+        (0, {"soon": NOW, "suspects": 1}, Woken.TURN), (0, {"soon": NOW, "holds": 1}, Woken.TURN),
+        (0, {"soon": NOW + 1, "holds": 1}, 0), (0, {"again": NOW}, Woken.SEND),
+        (Ready.CONTROLS, {"direct": 1, "again": NOW}, Woken.SERVE), (0, {"direct": 1, "again": NOW}, 0),
         (0, {"awake": NOW - STOPPED}, 0),  # one that waited for a core was not stopped
         (0, {"awake": NOW - STOPPED - 1}, Woken.TURN),
     ],
-)
+)  # fmt: skip
 def test_what_is_to_be_done(sleeper: Sleeper, ready: int, said: dict[str, int], found: int) -> None:
     owners = {"again": sleeper.queue.said, "suspects": sleeper.told.terms, "holds": sleeper.told.terms}
     for name, value in said.items():
@@ -148,10 +143,10 @@ def test_a_stirred_op_makes_a_turn_due(sleeper: Sleeper) -> None:
 
 
 @pytest.mark.parametrize("kind", Event)
-def test_a_turn_follows_at_once_when_a_half_is_complete(sleeper: Sleeper, kind: Event) -> None:
+def test_a_turn_follows_at_once_when_results_are_complete(sleeper: Sleeper, kind: Event) -> None:
     """After other events it may wait for 2 ms, from the first of them."""
     sleeper.event(kind)
-    at_once = kind in {Event.COMPLETE, Event.RESULTS_COMPLETE}
+    at_once = kind == Event.RESULTS_COMPLETE
     assert sleeper.look_out(Ready.EVENTS) == (Woken.TURN if at_once else 0)
     assert (sleeper.rest.taken(), sleeper.rest.taken()) == ([7] * (kind == Event.OPENED), [])
     if not at_once:
@@ -210,16 +205,6 @@ def test_a_thread_is_noticed_that_waits_for_the_interpreter_lock() -> None:
     assert (overtime.held_up, overtime.latest) == (3 * MS, 4 * MS)
 
 
-@pytest.mark.parametrize(("ops", "again", "longest"), [({}, 0, 1000), ({1: 1}, 0, 100), ({}, NOW + 3 * MS, 3)])
-def test_how_long_until_a_turn(ops: Any, again: int, longest: int) -> None:
-    """In ms: long where there is nothing to do."""
-    thread = Transpose.__new__(Transpose)
-    thread.job, thread._ops = SimpleNamespace(now=lambda: NOW), ops  # type: ignore[assignment]
-    thread._rest = rest = SimpleNamespace(end=0)  # type: ignore[assignment]
-    assert thread._until(again) == NOW
-    assert rest.end == NOW + longest * MS
-
-
 # -- with the machine's clock -----------------------------------------------------------------------------------------
 
 
@@ -229,18 +214,6 @@ def slept(sleeper: Sleeper, longest: int) -> int:
     sleeper.rest.awake, sleeper.rest.end = now, now + longest
     with (turn := Lock()):
         return sleeper.rest.wait(now, turn)
-
-
-def test_a_short_wait_is_short_and_never_early(sleeper: Sleeper) -> None:
-    shortest = 1.0
-    for _ in range(50):
-        begun = time.monotonic()
-        assert slept(sleeper, 200_000) == Woken.TURN
-        took = time.monotonic() - begun
-        assert took >= 200e-6
-        shortest = min(shortest, took)
-    assert shortest < 1e-3  # poll would have slept a millisecond or two
-    assert not sleeper.rest.ready
 
 
 def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(sleeper: Sleeper) -> None:

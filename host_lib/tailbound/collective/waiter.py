@@ -34,7 +34,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         queue: what is sent meanwhile.
         terms: address of ``tb_terms``.
         voice: of ``tb_voice``.
-        owner: of ``tb_owner``; 0: Python closes halves.
+        owner: of ``tb_owner``.
         longest: ns of a wait.
         stopped: ns after which a thread that has not woken up was stopped.
     """
@@ -49,7 +49,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         queue: SendQueue,
         terms: int,
         voice: int,
-        owner: int = 0,
+        owner: int,
         *,
         longest: int,
         stopped: int,

@@ -1304,7 +1304,7 @@ SLEEP = Struct(
         Field("line", "u64", "struct tb_line"),
         Field("sending", "u64", "struct tb_sending of it"),
         Field("source", "u64", "struct tb_source"),
-        Field("owner", "u64", "struct tb_owner; 0: Python closes halves"),
+        Field("owner", "u64", "struct tb_owner"),
         Field("longest", "s64", "of a wait"),
         Field("stopped", "s64", "after which a thread that has not woken up was stopped"),
         Field("end", "s64", "when a turn is due at the latest"),
