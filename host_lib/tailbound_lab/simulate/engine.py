@@ -93,15 +93,17 @@ class Engine(Transpose):
         """One turn; when to wake up first after it."""
         if self._peek() & Ready.EVENTS:
             core().fast.tb_take_opened(self._rest.pointer)
-        then = self._until(self._poll(now))
+        with self._turn:
+            then = self._until(self._poll(now))
         return then if self._peek() else self._first(then)
 
     def look_out(self, now: int) -> int:
         """A wake-up: when the next one is (0: for a turn, now)."""
         self._peek()
         self._rest.tell()
-        found = core().fast.tb_look_out(self._rest.pointer, now)
-        return 0 if self._attend(found) else self._first(now)
+        with self._turn:
+            found = core().fast.tb_look_out(self._rest.pointer, now)
+            return 0 if self._attend(found) else self._first(now)
 
     def _first(self, now: int) -> int:
         return int(core().fast.tb_first(self._rest.pointer, now))
