@@ -117,6 +117,7 @@ static void tb_relieve(struct tb_deputy *d)
 		tb_take_opened(s);
 		tb_close_alone((const struct tb_owner *)s->owner, now);
 		tb_hear(t);
+		d->found |= TB_WOKEN_TURN;
 	}
 	first = tb_answer_at(v);
 	if (polled[2].revents || (first && first <= now))
@@ -125,9 +126,9 @@ static void tb_relieve(struct tb_deputy *d)
 		tb_ask_others(v, now);
 	if (sends)
 		found |= tb_send_on(s, 0, now);
-	if (d->away == TB_AWAY_MIDST)
-		s->due |= found & TB_WOKEN_TURN;
-	d->found |= found & ~TB_WOKEN_TURN;
+	if (d->away == TB_AWAY_MIDST) /* who pumps asks for nothing else */
+		s->due |= found & (TB_WOKEN_TURN | TB_WOKEN_SERVE);
+	d->found |= found;
 }
 
 static void *tb_stand_in(void *given)

@@ -51,8 +51,8 @@ class Sleeper:
         self.sender = Sender([sock], {1: sock.getsockname(), 2: ("255.255.255.255", 9)})  # refused: no broadcast
         self.queue = SendQueue(self.sender, Pacer([1, 2], speed=1e6, most=1e6), self.told.peers)
         self.told.terms.overtime = ctypes.addressof(self.overtime)
-        self._data, self._positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
-        at = self._positions.ctypes.data
+        self._data, self.positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
+        at = self.positions.ctypes.data
         self.sock, self._peers, self.asking = sock, np.zeros(1, DTYPES["tb_peer"]), (repairs := Repairs(4)).asking
         self._peers["address"] = 0x0100007F  # 127.0.0.1
         source = Source(0, at, at + 8, self._data.ctypes.data, 4095, socket=sock.fileno(), peers=address(self._peers))
@@ -65,10 +65,10 @@ class Sleeper:
 
     def event(self, kind: Event, op: int = 7) -> None:
         """The kernel says so."""
-        at = int(self._positions[1])
+        at = int(self.positions[1])
         words = np.array([16, 0, kind, op, 0, 0], np.uint32)
         self._data[at : at + 24] = words.view(np.uint8)
-        self._positions[1] += 24
+        self.positions[1] += 24
 
     def look_out(self, ready: int = 0, now: int = NOW) -> int:
         """It wakes up."""
@@ -251,6 +251,29 @@ def test_a_deputy_reads_what_others_say_while_the_thread_waits_for_the_lock(slee
     finally:
         sleeper.rest.dismiss()
     assert not sleeper.rest.deputy
+
+
+def test_what_a_deputy_has_taken_in_brings_a_turn(sleeper: Sleeper) -> None:
+    """Also where the thread has not woken up for one: that all results are in is said once."""
+    sleeper.rest.appoint()
+    try:
+        now = sleeper.rest.awake = sleeper.queue.said.again = time.monotonic_ns()
+        sleeper.rest.end = now + 60_000 * MS
+        owner = Owner(terms=ctypes.addressof(sleeper.told.terms))
+        sleeper.rest.owner = ctypes.addressof(owner)
+        assert core().waits.tb_sleep(sleeper.rest.pointer, now) == Woken.SEND
+        sleeper.event(Event.RESULTS_COMPLETE)
+        os.eventfd_write(sleeper.made[1], 1)
+        await_that(lambda: sleeper.positions[0], "it is taken in")
+        assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SEND
+        core().waits.tb_pump(sleeper.queue.line)
+        sleeper.sock.sendto(bytes(64), sleeper.sock.getsockname())
+        os.eventfd_write(sleeper.made[2], 1)
+        await_that(lambda: sleeper.asking.letters, "it is read")
+        core().fast.tb_back(sleeper.rest.pointer)
+        assert sleeper.rest.due
+    finally:
+        sleeper.rest.dismiss()
 
 
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -487,8 +487,8 @@ class Transpose:
         return due
 
     def _stirred(self) -> bool:
-        """Whether something has changed of an op since the last turn: all of its rows have left, say."""
-        return bool(core().fast.tb_stirred(self.job.terms.pointer))
+        """Whether another turn is due: something has changed of an op, all of its rows have left, say."""
+        return bool(self._rest.due or core().fast.tb_stirred(self.job.terms.pointer))
 
     def _meanwhile(self, found: int = 0) -> int:
         """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded.
@@ -571,7 +571,7 @@ class Transpose:
             self._admit()
             self._move(job.now(), everything=self._unsettled, holds=bool(held))
         self._listen(job.now())
-        if self._rest.due or self._stirred():
+        if self._stirred():
             self._rest.due = 0
             looks.append(job.now())
         # where something is just handed over, the poke after it brings another turn; it is not waited for here
