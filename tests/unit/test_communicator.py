@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -99,6 +100,16 @@ def test_closing_ends_the_op_in_flight_and_nothing_is_launched_afterwards() -> N
         with pytest.raises(TransportError, match="closed"):
             job[0].allreduce(data[0])
         assert job[1].allreduce(data[1].copy()).result(PATIENCE).error is None
+
+
+def test_ctrl_c_while_an_op_is_placed_is_not_swallowed(pair: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op may be half placed then, so the transport ends."""
+    monkeypatch.setattr(pair.engine(0).window, "admit", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        pair[0].allreduce(np.zeros(NUMEL, np.float32))
+    pair.engine(0)._thread.join(PATIENCE)
+    with pytest.raises(TransportError, match="failed"):
+        pair[0].allreduce(np.zeros(NUMEL, np.float32))
 
 
 def test_a_datapath_that_is_not_there_is_named() -> None:

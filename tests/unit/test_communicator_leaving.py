@@ -14,14 +14,14 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support import MS, PATIENCE, Team, Trouble, await_that, gradients, patient, team, whole
+from support import MS, PATIENCE, Team, Trouble, await_that, gradients, launch, patient, team, whole
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
 from tailbound.transport.deadline import WARM_UP_OPS
@@ -68,6 +68,18 @@ def leaving(job: Team, rank: int) -> Iterator[threading.Thread]:
 def averages(job: Team, ops: range, ranks: list[int] | None = None) -> None:
     for op in ops:
         job.allreduce(gradients("U", len(job), NUMEL, seed=op), ranks)
+
+
+def test_a_launch_that_meets_the_farewell_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that launches has found the rank there, and is held up until others have heard that it leaves."""
+    with team(2, SETTINGS) as job, ExitStack() as stack:
+        averages(job, range(2))
+        idle, data = job.engine(0)._idle, np.zeros(NUMEL, np.float32)
+        clear = idle.clear
+        monkeypatch.setattr(idle, "clear", lambda: (stack.enter_context(leaving(job, 0)), clear()))
+        done = launch(job[0], data, data.copy())
+        stack.close()
+        assert "is closed" in str(done.result(PATIENCE).error)
 
 
 def test_who_leaves_after_the_same_step_stays_no_longer_than_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -162,12 +162,15 @@ class Transpose:
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            alone = len(self._new) == 1 and not window.waiting and not self._holding.again
+            alone = len(self._new) == 1 and not (window.waiting or self._holding.again or self._closing)
             if not (alone and plain(job, launch) and job.sequence.expects(launch.layout)):
                 return False
             self._admit()
         except BaseException as error:  # of what was begun here the thread lets go
             self._commands.append((Future(), partial(_raise, error)))
+            if not isinstance(error, Exception):  # Ctrl-C, say
+                self._poke()
+                raise
             return False
         finally:
             self._turn.release()
