@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from numpy.typing import NDArray
 from support import PATIENCE, gradients, launch, patient, team
 from tailbound.codec import threads as codec_threads
 from tailbound.codec.threads import Threads, threads_for
+from tailbound.collective import contribute
 from tailbound.collective.communicator import Communicator, Handling
+from tailbound.collective.step import Do
+from tailbound.kernel.core import core
 from tailbound.wire.bits import Bits
 from tailbound.wire.jit import entry
 from tailbound.wire.packets import record_of
@@ -103,6 +108,29 @@ def test_a_failure_ends_the_pass_when_all_pieces_at_work_have_ended() -> None:
     with contextlib.closing(Threads(2, 64)) as threads:
         assert threads.run(work, 0, 1000) == -1
         assert over.is_set()
+
+
+def test_who_stays_out_of_an_op_lets_no_thread_code_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was overtaken between two pieces; its memory is the next op's soon."""
+    begun, go, pieces, caller = threading.Event(), threading.Event(), list[Any](), threading.get_ident()
+    monkeypatch.setattr(contribute, "_done_sending", lambda *_: None)
+
+    def work(_: int, part: tuple[int, int]) -> int:
+        if threading.get_ident() == caller:
+            return int(begun.wait(PATIENCE))
+        begun.set()
+        assert go.wait(PATIENCE)
+        pieces.append(part)
+        return 1
+
+    with contextlib.closing(Threads(2, 64)) as threads:
+        op: Any = Mock(work=threads.work(work, 0, 100_000), launch=Mock(prepare=None))
+        where, rest = ctypes.addressof(op.work), record_of(SLEEP)(stopped=0)
+        assert core().waits.tb_work(where, threads.scratch.memory_at, ctypes.addressof(rest)) == Woken.TURN
+        go.set()
+        contribute._DO[Do.STAY_OUT](Mock(threads=threads, counters=Counter()), op)
+        done = len(pieces)
+    assert 1 <= len(pieces) == done
 
 
 def averages(threads: int, bits: Bits) -> list[NDArray[np.float32]]:

@@ -102,12 +102,16 @@ class Threads:
         try:
             while found := pieces_of(where, self.scratch.memory_at, self.rest) | back(self.rest):
                 self.meanwhile(found)
-        except BaseException:  # no thread may still write to the op's memory when this returns
-            work.next = end
-            pieces_of(where, self.scratch.memory_at, 0)
+        except BaseException:
+            self.stop(work)
             raise
         self.meanwhile(0)
         return -1 if work.failed else int(work.sum)
+
+    def stop(self, work: Work) -> None:
+        """Ends a pass that was interrupted: no thread writes to the op's memory any more when this returns."""
+        work.next = work.end
+        core().waits.tb_work(ctypes.addressof(work), self.scratch.memory_at, 0)
 
     def work(self, code: Callable[[int, int, int, int], int], at: int, end: int, unit: int = 1) -> Work:
         """What threads share a pass by; see ``run``."""

@@ -57,6 +57,8 @@ def _abstain(job: Job, op: Op) -> None:
 def _stay_out(job: Job, op: Op) -> None:
     """One packet says so in place of rows that no rank takes."""
     _prepared(op)
+    if op.work is not None:  # begun perhaps
+        job.threads.stop(op.work)
     op.outcome.late = op.outcome.unsent = op.empty = True
     job.counters["late_launches"] += 1
     _done_sending(job, op)
