@@ -6,6 +6,7 @@ And how long it waits for a core, as the kernel counts it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from queue_world import LATER, Told, memory
 from support import await_that
-from tailbound.collective import terms
+from tailbound.collective import terms, waiter
 from tailbound.collective.job import Owner
 from tailbound.collective.speaker import Voice
 from tailbound.collective.terms import Overtime, Repairs, RunQueue
@@ -274,6 +276,18 @@ def test_what_a_deputy_has_taken_in_brings_a_turn(sleeper: Sleeper) -> None:
         assert sleeper.rest.due
     finally:
         sleeper.rest.dismiss()
+
+
+def test_the_deputy_hears_that_the_thread_is_back_also_where_its_wait_has_failed(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else both work while the job ends, and ``dismiss`` unlocks what it does not hold."""
+    made = Mock()
+    made.waits.tb_sleep.return_value, made.fast.tb_back.return_value = -errno.EINVAL, 0
+    monkeypatch.setattr(waiter, "core", lambda: made)
+    with pytest.raises(OSError, match="Invalid"):
+        slept(sleeper, MS)
+    assert made.fast.tb_back.called
 
 
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         turn.release()
         found = core().waits.tb_sleep(self.pointer, now)
         turn.acquire()
-        return _found(found) | int(core().fast.tb_back(self.pointer))
+        return int(core().fast.tb_back(self.pointer)) | _found(found)
 
     def appoint(self) -> None:
         """From now on a deputy stands in while the thread waits for the interpreter lock (``host_lib/core/deputy.c``).
