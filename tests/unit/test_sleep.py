@@ -240,42 +240,34 @@ def test_what_is_readable_and_room_in_a_full_socket_end_it(sleeper: Sleeper) -> 
             assert ended == (found, ready, ready & Ready.CONTROLS)
 
 
-def test_a_deputy_reads_what_others_say_while_the_thread_waits_for_the_lock(sleeper: Sleeper) -> None:
-    """And leaves to it what only Python can do."""
-    sleeper.rest.appoint()
-    try:
-        sleeper.rest.end = sleeper.rest.awake = time.monotonic_ns()
-        assert core().waits.tb_sleep(sleeper.rest.pointer, sleeper.rest.end) == Woken.TURN
+def test_a_deputy_takes_in_what_comes_while_the_thread_waits_for_the_lock(sleeper: Sleeper) -> None:
+    """And leaves to it what only Python can do, also where it has not woken up for a turn, or sends."""
+
+    def written() -> None:
         sleeper.sock.sendto(bytes(64), sleeper.sock.getsockname())
         os.eventfd_write(sleeper.made[2], 1)
-        await_that(lambda: sleeper.asking.letters, "it is read")
-        assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SERVE
-    finally:
-        sleeper.rest.dismiss()
-    assert not sleeper.rest.deputy
+        await_that(lambda: sleeper.asking.letters > before, "it is read")
 
-
-def test_what_a_deputy_has_taken_in_brings_a_turn(sleeper: Sleeper) -> None:
-    """Also where the thread has not woken up for one: that all results are in is said once."""
+    owner, before = Owner(terms=ctypes.addressof(sleeper.told.terms)), 0
+    sleeper.rest.owner = ctypes.addressof(owner)
     sleeper.rest.appoint()
     try:
         now = sleeper.rest.awake = sleeper.queue.said.again = time.monotonic_ns()
         sleeper.rest.end = now + 60_000 * MS
-        owner = Owner(terms=ctypes.addressof(sleeper.told.terms))
-        sleeper.rest.owner = ctypes.addressof(owner)
         assert core().waits.tb_sleep(sleeper.rest.pointer, now) == Woken.SEND
         sleeper.event(Event.RESULTS_COMPLETE)
         os.eventfd_write(sleeper.made[1], 1)
         await_that(lambda: sleeper.positions[0], "it is taken in")
-        assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SEND
+        written()
+        assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SEND | Woken.SERVE
+        before = sleeper.asking.letters
         core().waits.tb_pump(sleeper.queue.line)
-        sleeper.sock.sendto(bytes(64), sleeper.sock.getsockname())
-        os.eventfd_write(sleeper.made[2], 1)
-        await_that(lambda: sleeper.asking.letters, "it is read")
+        written()
         core().fast.tb_back(sleeper.rest.pointer)
         assert sleeper.rest.due
     finally:
         sleeper.rest.dismiss()
+    assert not sleeper.rest.deputy
 
 
 def test_the_deputy_hears_that_the_thread_is_back_also_where_its_wait_has_failed(
