@@ -211,7 +211,7 @@ static int tb_close_one(const struct tb_owner *w, struct tb_terms *t, struct tb_
 
 	if (t->suspects || !o->own_in || !o->mean || o->own > w->most)
 		return 0;
-	if (t->live_since > o->own_in) /* a rank is back, to which results were not to go */
+	if (t->live_since > o->admitted) /* a rank is back, to which results were not to go */
 		return 0;
 	tb_half_of(o, 0)->why = TB_WHY_COMPLETE;
 	tb_learn_last(tb_half_of(o, 0), now);
