@@ -118,16 +118,12 @@ static void tb_head_results(const struct tb_owner *w, const struct tb_own_op *o,
 	const struct tb_given *g = (const struct tb_given *)o->made;
 	struct tb_own_marks *m = (struct tb_own_marks *)w->marks;
 	struct tb_stamp *s = (struct tb_stamp *)g->heads;
-	struct tb_header head = *(const struct tb_header *)w->head;
+	struct tb_header head = tb_begin_word((const struct tb_voice *)w->voice, TB_TYPE_RESULT,
+					      o->label, o->layout);
 	struct tb_run run = { 0, o->own, last, o->result_seq, t->rank, o->own };
 
-	head.type = TB_TYPE_RESULT;
 	head.flags = tb_be16(o->say);
-	head.op = tb_be32(o->label);
-	head.layout = tb_be16(o->layout);
 	head.map_id = tb_be32(o->map_id);
-	head.contributed = tb_be32(m->contributed);
-	head.published = tb_be32(m->published);
 	s->head = (__u64)&head;
 	s->key = g->key;
 	s->mark = tb_published_by(m, o);

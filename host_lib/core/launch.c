@@ -42,21 +42,16 @@ void tb_take_handed(struct tb_terms *t)
 TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
 {
 	const struct tb_terms *t = (const struct tb_terms *)w->terms;
-	const struct tb_own_marks *m = (const struct tb_own_marks *)w->marks;
 	struct tb_expect_results *expected = (struct tb_expect_results *)w->expected + o->slot;
-	struct tb_header head = *(const struct tb_header *)w->head;
+	struct tb_header head = tb_begin_word((const struct tb_voice *)w->voice,
+					      TB_TYPE_CONTRIBUTION, o->label, o->layout);
 	struct tb_stamp *s = (struct tb_stamp *)o->heads;
 	struct tb_run runs[TB_MAX_RANKS];
 	__u64 flows[3 * TB_MAX_RANKS];
 	__u32 count = 0, i, p, rows;
 
-	head.type = TB_TYPE_CONTRIBUTION;
 	head.flags = tb_be16(o->form);
-	head.op = tb_be32(o->label);
-	head.layout = tb_be16(o->layout);
 	head.map_id = tb_be32(o->map_id);
-	head.contributed = tb_be32(m->contributed);
-	head.published = tb_be32(m->published);
 	for (i = 1; i < t->ranks; i++) { /* in turn, beginning with the next rank (clock-17) */
 		p = (t->rank + i) % t->ranks;
 		rows = tb_share(o, p);

@@ -535,7 +535,6 @@ struct tb_owner {
 	__u64 terms; /* struct tb_terms */
 	__u64 source; /* struct tb_source: seals rows */
 	__u64 line; /* struct tb_line */
-	__u64 head; /* a header with all that packets have in common */
 	__u64 marks; /* struct tb_own_marks */
 	__u64 books; /* struct tb_books[], of contributions, then of results, by rank */
 	__u64 guard; /* struct tb_guard: of contributions */
@@ -546,7 +545,7 @@ struct tb_owner {
 	__u32 most; /* rows that the thread makes in one go */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_owner) == 96, "tb_owner");
+_Static_assert(sizeof(struct tb_owner) == 88, "tb_owner");
 
 /* Where a datapath's events and words come from, and who seals its slots: the library's tables, or a kernel's maps. */
 struct tb_source {

@@ -62,7 +62,7 @@ class Job(Speaker):
         self.channels = Channels(self, self.flow.queue, datapath)
         #: what the own results are made and sent by
         self.owner = Owner(
-            self.terms.pointer, datapath.source.pointer, self.flow.queue.line, ctypes.addressof(self.head),
+            self.terms.pointer, datapath.source.pointer, self.flow.queue.line,
             ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
             ctypes.addressof(self.accounts.contributions), mean_entry(), self.threads.scratch.memory_at,
             ctypes.addressof(self.voice), address(self.store.expect_results), GROUP_ROWS * self.threads.alone,

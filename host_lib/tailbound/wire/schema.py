@@ -1092,7 +1092,6 @@ OWNER = Struct(
         Field("terms", "u64", "struct tb_terms"),
         Field("source", "u64", "struct tb_source: seals rows"),
         Field("line", "u64", "struct tb_line"),
-        Field("head", "u64", "a header with all that packets have in common"),
         Field("marks", "u64", "struct tb_own_marks"),
         Field("books", "u64", "struct tb_books[], of contributions, then of results, by rank"),
         Field("guard", "u64", "struct tb_guard: of contributions"),
