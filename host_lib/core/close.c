@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What an owner does once contributions are in: it seals its rows, counts what came, judges what was lost, makes the means
- * and queues them for all. The transport thread does so where it sleeps, without Python; a turn does the same in two parts,
- * between which Python says what it has to say of ranks of which nothing came.
+ * How halves end. Once contributions are in, an owner seals its rows, counts what came, judges what was lost, makes the means
+ * and queues them for all. Once results are in, a rank counts and decodes them. The transport thread does so where it
+ * sleeps, without Python; a turn does the same in parts, between which Python says what it has to say of lost rows.
  */
 #define _GNU_SOURCE
 #include "core.h"
@@ -75,8 +75,8 @@ TB_EXPORT int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int 
 	const struct tb_terms *t = (const struct tb_terms *)w->terms;
 	const struct tb_op *r;
 	struct tb_half *first = tb_half_of(o, 0);
-	struct tb_tally *y = (struct tb_tally *)o->tally;
-	__s64 *came = (__s64 *)o->came;
+	struct tb_tally *y = (struct tb_tally *)o->tally[0];
+	__s64 *came = (__s64 *)o->came[0];
 	int error = tb_seal_rows((const struct tb_source *)w->source, o->label, o->sum_seq, o->own);
 	__u32 i;
 
@@ -200,7 +200,7 @@ TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 static int tb_close_one(const struct tb_owner *w, struct tb_terms *t, struct tb_own_op *o,
 			__s64 now)
 {
-	const struct tb_tally *y = (const struct tb_tally *)o->tally;
+	const struct tb_tally *y = (const struct tb_tally *)o->tally[0];
 	tb_code *pass = (tb_code *)w->code;
 	__s64 result;
 	void *error;
@@ -228,4 +228,64 @@ int tb_close_alone(const struct tb_owner *w, __s64 now)
 	for (; o; o = (struct tb_own_op *)o->after)
 		left += tb_all_in(t, o) && !tb_close_one(w, t, o, now);
 	return left;
+}
+
+/* Closes the second half: notes which results are here, and what that comes to. */
+static void tb_close_second(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)w->terms;
+	struct tb_tables *tables =
+		(struct tb_tables *)((const struct tb_source *)w->source)->tables;
+	__s64 *came = (__s64 *)o->came[1];
+
+	o->collected_at = now;
+	tb_charge((struct tb_overtime *)t->overtime, tb_half_of(o, 1), now);
+	tb_point_own(t, o);
+	o->present = tb_gather(t, o, came);
+	if (tables) /* presence was read; rows are read after it */
+		tb_fence(tables);
+	else
+		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	o->overwritten = tb_read(t, o, o->switched ? w->form : 0);
+	if (o->switched)
+		came[t->ranks] -= o->overwritten;
+	o->nothing = !o->switched && !o->present && tb_nobody_had_any(t, o);
+	if (!o->nothing)
+		tb_account(t, o, 1, 0, came, (struct tb_books *)w->books,
+			   (struct tb_tally *)o->tally[1]);
+}
+
+/* The same, and decodes them; what cannot wait, or 0: then it is done. */
+static __u32 tb_collect(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s,
+			__s64 now)
+{
+	__u32 found;
+
+	if (!o->collected_at)
+		tb_close_second(w, o, now);
+	found = o->decode ? tb_pieces((struct tb_work *)o->decode, w->memory, s) : 0;
+	o->decoded = !found;
+	return found;
+}
+
+TB_EXPORT __u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s,
+			  __s64 now)
+{
+	__u32 found = tb_collect(w, o, s, now);
+
+	tb_away(s, TB_AWAY_MIDST, found);
+	return found;
+}
+
+/* Decodes all ops of which all results are in, as far as that needs no Python: what cannot wait. */
+__u32 tb_finish_alone(const struct tb_owner *w, struct tb_sleep *s, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)w->terms;
+	struct tb_own_op *o = (struct tb_own_op *)t->first;
+	__u32 found = 0;
+
+	for (; o && !found; o = (struct tb_own_op *)o->after)
+		if (o->decode && !o->decoded && (o->queued || !o->own) && tb_results_in(t, o))
+			found = tb_collect(w, o, s->deputy ? s : NULL, now);
+	return found;
 }

@@ -270,12 +270,17 @@ int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
 __u32 tb_launch_all(const struct tb_owner *w, struct tb_sleep *s, __s64 now, __u32 *count);
 __u32 tb_launch(const struct tb_owner *w, struct tb_sleep *s, __s64 now);
 
-/* What an owner does once contributions are in (close.c). */
+/*
+ * How halves end (close.c). tb_finish counts and decodes results: what of TB_WOKEN_* cannot wait, and it goes on in the next
+ * call; 0: all is decoded.
+ */
 int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
 __u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came);
 int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now);
 int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
 int tb_close_alone(const struct tb_owner *w, __s64 now);
+__u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now);
+__u32 tb_finish_alone(const struct tb_owner *w, struct tb_sleep *s, __s64 now);
 
 /* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
 struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks);
@@ -326,6 +331,7 @@ __s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
 void tb_stand_still(struct tb_own_op *o, __s64 now);
 const struct tb_op *tb_record(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o);
+int tb_results_in(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o);
 
 __s64 tb_silence(const struct tb_terms *t, const struct tb_own_op *o, int results, __s64 now);

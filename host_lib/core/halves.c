@@ -314,6 +314,15 @@ int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o)
 	       !tb_foreseen_wrongly(o, &see) && tb_rows_in(t, o, see.record);
 }
 
+/* Whether all results are here of an op that waits for nothing else. */
+int tb_results_in(const struct tb_terms *t, const struct tb_own_op *o)
+{
+	const struct tb_op *r = tb_record(t, o);
+
+	return !tb_half_of(o, 1)->phase && tb_encoded(o) && r && r->layout == o->layout &&
+	       r->results_in >= o->rows - (o->switched ? 0 : o->own);
+}
+
 /* What an owner waits for (clock-7 to clock-9). */
 static int tb_contributions(const struct tb_terms *t, struct tb_own_op *o,
 			    const struct tb_sight *see, __s64 now)

@@ -446,8 +446,9 @@ struct tb_own_op {
 	__u64 tag_key; /* of the op; 0: packets carry checks */
 	__u64 made; /* struct tb_given: where the results of the own rows are made */
 	__u64 mean; /* words of the pass that makes them; 0: not known yet */
-	__u64 came; /* s64[], by rank: own rows that held a contribution when they were sealed */
-	__u64 tally; /* struct tb_tally: of these */
+	__u64 came[2]; /* s64[], by rank: own rows with a contribution at the end; results here */
+	__u64 tally[2]; /* struct tb_tally: of these */
+	__u64 decode; /* struct tb_work: the pass that decodes the results; 0: Python decodes them */
 	__s64 worth; /* how long results of its size are worth sending */
 	__s64 closed_at; /* when the own rows were sealed, or a switch first asked to release some; 0: never */
 	__s64 came_by; /* results that had come when a switch was first asked to release rows */
@@ -461,6 +462,7 @@ struct tb_own_op {
 	__s64 held; /* when a live rank was last seen to hold: no clock starts before */
 	__s64 coding; /* when the own rows were begun to be coded; 0: they were not */
 	__s64 own_in; /* when the own rows came into the own sums; 0: they are not there */
+	__s64 collected_at; /* when the second half was closed; 0: it is open */
 	__s64 listen; /* when to look at its flows */
 	__s64 due; /* when to look again, as found in this look; 0: when something arrives */
 	__u64 abstained[4]; /* bitmap of ranks that have said that they bring no rows */
@@ -481,6 +483,8 @@ struct tb_own_op {
 	__u32 say; /* Flag bits of the own results */
 	__u32 largest; /* results of a burst at most */
 	__u32 missing; /* own rows without a contributor */
+	__u32 present; /* results of others that were here at the end */
+	__u32 overwritten; /* of these, how many were another op's before they were read */
 	__u32 aims; /* destinations of the results */
 	__u16 aim[256]; /* each of them */
 	__u8 stirred; /* 1: something but the datapath has changed it */
@@ -497,9 +501,10 @@ struct tb_own_op {
 	__u8 own_present; /* 1: the own rows are in the own sums */
 	__u8 known; /* 1: enough is known of its size (clock-26) */
 	__u8 cold; /* 1: a switch's scales are still to be agreed on */
-	__u8 pad[2]; /* 0 */
+	__u8 nothing; /* 1: no rank brought rows, as all say */
+	__u8 decoded; /* 1: the pass that decodes has ended, or there is none */
 };
-_Static_assert(sizeof(struct tb_own_op) == 1048, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 1088, "tb_own_op");
 
 /* What a rank says in control packets, and by what (`collective.speaker`). */
 struct tb_voice {
@@ -530,7 +535,7 @@ struct tb_voice {
 };
 _Static_assert(sizeof(struct tb_voice) == 2208, "tb_voice");
 
-/* What a rank sends its rows by, and makes and sends the results of those that it owns (`collective.job`). */
+/* What a rank sends its rows by, and makes, sends and reads results (`collective.job`). */
 struct tb_owner {
 	__u64 terms; /* struct tb_terms */
 	__u64 source; /* struct tb_source: seals rows */
@@ -543,7 +548,7 @@ struct tb_owner {
 	__u64 voice; /* struct tb_voice */
 	__u64 expected; /* struct tb_expect_results[], by slot of ops */
 	__u32 most; /* rows that the thread makes in one go */
-	__u32 pad; /* 0 */
+	__u32 form; /* Flag bits of a switch's results; 0: there is none */
 };
 _Static_assert(sizeof(struct tb_owner) == 88, "tb_owner");
 

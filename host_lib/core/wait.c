@@ -167,9 +167,13 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	if (s->ready & TB_READY_EVENTS) {
 		complete = tb_take_opened(s);
 		left = tb_close_alone((const struct tb_owner *)s->owner, now);
-		if (left || complete & 1 << TB_EVENT_RESULTS_COMPLETE)
-			return TB_WOKEN_TURN |
-			       tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
+		if (left || complete & 1 << TB_EVENT_RESULTS_COMPLETE) {
+			found = TB_WOKEN_TURN |
+				tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
+			if (!left && !(found & TB_WOKEN_SEND)) /* else others wait for a turn */
+				found |= tb_finish_alone((const struct tb_owner *)s->owner, s, now);
+			return found;
+		}
 		tb_hear(t);
 		s->soon = tb_earlier(s->soon, now + TB_SOON);
 	}

@@ -13,6 +13,8 @@ import pytest
 
 from sim.team import SimTeam, dropped, sim_team, total
 from support import Trouble, exact_mean, nmse, patient
+from tailbound.codec.threads import Threads
+from tailbound.kernel.core import core
 from tailbound.transport.control import Header
 from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire.packets import HEADER_DTYPE
@@ -55,6 +57,17 @@ def test_lost_rows_come_back_and_count_as_lost(kind: PacketType, stage: int) -> 
         assert total(job, "repair_rows_asked") == total(job, "rows_repaired") == total(job, "repair_rows_sent") == lost
         assert total(job, "repair_gone") == 0
         assert sum(int(member.job.repairs.came[stage].sum()) for member in job.communicators) == lost
+
+
+def test_results_are_decoded_before_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sim_team(RANKS, SETTINGS) as job:
+        job.warm_up(NUMEL, WARM_UP_OPS)
+        by_turns: list[object] = []
+        through = Threads.through
+        monkeypatch.setattr(Threads, "through", lambda *given: (by_turns.append(given[1]), through(*given))[1])
+        for op in range(4):
+            job.right(NUMEL, op)
+        assert by_turns.count(core().waits.tb_finish) == 0
 
 
 def test_the_only_row_of_an_op_is_requested() -> None:

@@ -12,7 +12,7 @@ from op_world import COOKIE, OpWorld, launched
 from tailbound.codec.shape import GROUP_ROWS
 from tailbound.collective.accounting import Tally
 from tailbound.collective.op import Flow, Op
-from tailbound.collective.tally import counts, gather, point_own, read_records, summed_by
+from tailbound.collective.tally import summed_by
 from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.transport.sequence import OwnerMap, Sequence
@@ -55,9 +55,10 @@ def test_results_are_found_in_the_ring_and_the_own_among_the_own() -> None:
     op.buffers.results.usable[:] = 1
     op.buffers.results.usable[2] = 0
     op.buffers.results.scale[:] = range(1, len(own) + 1)
-    by_owner, here = counts(world.known), [row for row in others if row not in wrong]
-    assert gather(world.known, op, by_owner) == len(here)
-    point_own(world.known, op)
+    by_owner, here = (ctypes.c_int64 * 3)(), [row for row in others if row not in wrong]
+    terms, at = world.terms.pointer, ctypes.addressof(op)
+    assert core().fast.tb_gather(terms, at, by_owner) == len(here)
+    core().fast.tb_point_own(terms, at)
     assert list(by_owner) == [0, *(sum(owner[row] == rank for row in here) for rank in (1, 2))]
     assert source[others].tolist() == [(LAST + row) % RING if row in here else -1 for row in others]
     assert source[own].tolist() == [-1 if place == 2 else -2 - place for place in range(len(own))]
@@ -90,7 +91,7 @@ def test_a_record_that_is_not_as_it_should_be_is_taken_out(
     record["op"], record["count"], record["flags"] = op.label + 1024 * overwritten, count, flags
     record["scale"], record["exponent"] = np.float32(0.5), -12
     here = kept and not overwritten
-    assert read_records(world.known, op, int(form)) == (not here)
+    assert core().fast.tb_read(world.terms.pointer, ctypes.addressof(op), form) == (not here)
     assert b.source[:3].tolist() == [-1, 9 if here else -1, -2]
     assert b.row_scale[:3].tolist() == [7, 0.5 if here else 7, 7]
     # of ranks they say nothing

@@ -13,6 +13,7 @@ An entry of a switch's row to which n ranks contributed is (sum - 128 n) * 2^(e/
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import NamedTuple
 
@@ -240,8 +241,9 @@ def decode(
     Raises:
         ValueError: an array does not fit the shape, or a source is out of range.
     """
-    lay(received, shape.results, coding, out, threads.scratch, STAGE_RESULT)
-    failed = threads.run(decode_at, threads.scratch.call_at, shape.groups)
+    scratch = threads.scratch
+    lay(scratch.call, received, shape.results, coding, out, scratch.width, STAGE_RESULT)
+    failed = threads.run(decode_at, scratch.call_at, shape.groups)
     if failed < 0:
         raise ValueError(
             f"a source lies outside the ring of {len(received.ring)} rows or the {len(received.own)} own rows"
@@ -249,10 +251,19 @@ def decode(
     return failed
 
 
-def lay(received: Received, shape: Shape, coding: Coding, out: Floats, scratch: Scratch, stage: int) -> None:
-    """Writes what ``decode_at`` is called with to ``scratch.call``; see ``decode``.
+def lay(
+    words: ctypes.Array[ctypes.c_int64],
+    received: Received,
+    shape: Shape,
+    coding: Coding,
+    out: Floats,
+    width: int,
+    stage: int,
+) -> None:
+    """Writes the words that ``decode_at`` is called with; see ``decode``.
 
     Args:
+        width: of rows that its working memory is for.
         stage: whose rounding offsets the codes have, those of results or of contributions.
 
     Raises:
@@ -264,11 +275,9 @@ def lay(received: Received, shape: Shape, coding: Coding, out: Floats, scratch: 
     if summed and shape.code.packing != BYTES:
         raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")
     codes_bytes = shape.codes * (1 + summed)
-    if codes_bytes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
-        raise ValueError(
-            f"ring {ring.shape}, {len(source)} sources or a scratch for {scratch.width} do not fit {shape}"
-        )
+    if codes_bytes > min(width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
+        raise ValueError(f"ring {ring.shape}, {len(source)} sources or a scratch for {width} do not fit {shape}")
     _WORDS.pack_into(
-        scratch.call, 0, *values, words_at(shape.layout), shape.entries, words_at(shape.code), coding.seed,
+        words, 0, *values, words_at(shape.layout), shape.entries, words_at(shape.code), coding.seed,
         rounding_seed(coding.seed, stage), coding.rotate, words_at(received)
     )  # fmt: skip

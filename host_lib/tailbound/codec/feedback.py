@@ -129,7 +129,8 @@ def write_residual(
     Raises:
         ValueError: an array does not fit the shape.
     """
-    lay(own, shape, coding, residual, threads.scratch, STAGE_CONTRIBUTION)
+    scratch = threads.scratch
+    lay(scratch.call, own, shape, coding, residual, scratch.width, STAGE_CONTRIBUTION)
     left = _left(data, residual, own, scales, shape, coding, threads.scratch.call_at)
     if threads.run(_residual_at, words_at(left), shape.groups) < 0:
         raise ValueError("own codes do not fit the shape")

@@ -98,15 +98,19 @@ class Threads:
             The sum; -1 where a piece returned less than 0: the others may be undone.
         """
         work = self.work(code, at, end, unit)
-        pieces_of, back, where = core().waits.tb_work, core().fast.tb_back, ctypes.addressof(work)
         try:
-            while found := pieces_of(where, self.scratch.memory_at, self.rest) | back(self.rest):
-                self.meanwhile(found)
+            self.through(core().waits.tb_work, ctypes.addressof(work), self.scratch.memory_at, self.rest)
         except BaseException:
             self.stop(work)
             raise
         self.meanwhile(0)
         return -1 if work.failed else int(work.sum)
+
+    def through(self, what: Callable[..., int], *arguments: int) -> None:
+        """Calls ``what`` of the library until it is done; before, it returns with what cannot wait."""
+        back = core().fast.tb_back
+        while found := what(*arguments) | back(self.rest):
+            self.meanwhile(found)
 
     def stop(self, work: Work) -> None:
         """Ends a pass that was interrupted: no thread writes to the op's memory any more when this returns."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from collections import deque
@@ -12,14 +11,13 @@ from tailbound.collective.alerts import Episodes
 from tailbound.collective.buffers import Tally
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.tally import Counts, Safeguard
+from tailbound.collective.tally import Safeguard
 from tailbound.errors import TransportError
-from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.steps import step_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import UNKNOWN_SENDER, Action, Flag, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Action, Flag, Stage, Verdict
 
 #: Durations that are kept, for a median and a tail.
 _DURATIONS = 512
@@ -47,28 +45,12 @@ class Accounts:
         self._job, limits = job, job.config.safeguard
         self._complain = complain
         self.ledger = Ledger(job.world)
-        self._tally = Tally()  # of results
         self.contributions, self.results = Safeguard(limits), Safeguard(limits)
         self._minority = Episodes(1, _WHOLE)
         self.latency = deque[int](maxlen=_DURATIONS)
         self.flow_bytes = 0
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
         self._in_pieces = 0  # frames that the log has told of
-
-    def close(self, op: Op, came: Counts) -> Tally:
-        """Enters the second half of an op in the ledger, of which the results here are known.
-
-        Args:
-            came: rows, by rank.
-
-        Returns:
-            What it came to, until the next one is over.
-        """
-        job, tally = self._job, self._tally
-        lines, silent = ctypes.addressof(self.ledger.lines), op.abstains
-        core().fast.tb_account(job.terms.pointer, ctypes.addressof(op), 1, silent, came, lines, ctypes.addressof(tally))
-        self._complain_of(tally)
-        return tally
 
     def _complain_of(self, tally: Tally) -> None:
         """Complains of peers whose rows do not come."""
@@ -78,7 +60,7 @@ class Accounts:
 
     def closed(self, op: Op) -> None:
         """Says what the first half of an op came to, which binds all ranks (``tb_close_first``)."""
-        tally = op.buffers.tally
+        tally = op.buffers.tally[Stage.CONTRIBUTIONS]
         self._complain_of(tally)
         if op.action:
             action = Action(op.action)
@@ -86,8 +68,10 @@ class Accounts:
             self._say(op, action, f"of the contributions to rank {self._job.rank}: {why}")
 
     def collected(self, op: Op) -> None:
-        """Obeys what the owners' flags say of an op whose second half was the last to be entered."""
-        job, tally, flags = self._job, self._tally, self._tally.flags
+        """Says what the second half of an op came to, and obeys what the owners' flags say of it."""
+        job, tally = self._job, op.buffers.tally[Stage.RESULTS]
+        flags = tally.flags
+        self._complain_of(tally)
         expected, taken = tally.judged, tally.judged_came
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
@@ -128,7 +112,7 @@ class Accounts:
             op.launch.coder.clear(op.launch.out)
             op.outcome.minority = True
             job.counters["ops_minority"] += 1
-        turn = self._minority.see(None, minority, op.spans.decoding, step)
+        turn = self._minority.see(None, minority, op.collected_at, step)
         if turn is None:
             return
         since = self._minority.begun(None)
@@ -178,7 +162,7 @@ class Accounts:
         self.flow_bytes = op.flow_bytes
         if self.trace is not None:
             spans = op.spans
-            spans.encoding, spans.queued = op.coding, op.own_in
+            spans.encoding, spans.queued, spans.decoding = op.coding, op.own_in, op.collected_at
             spans.clock, spans.sent, spans.sealed, spans.published = op.start, op.sent_at, op.closed_at, op.published_at
             if op.launch is not None:
                 op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted

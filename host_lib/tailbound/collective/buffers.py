@@ -66,6 +66,7 @@ class Buffers:
         self.rows_for = [memory[placement.positions_of(owner)] for owner in range(placement.world_size)]
         #: results of the own rows; ``own_rows`` says which rows of the op they are
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
+        self._own_at = address(self.own_rows)
         #: the own rows, without the own contributions and with them
         self.mine = tuple(Own(self.own_rows, self.rows_for[rank], present, self.scales) for present in (False, True))
         self.take(Given(own, shape.results.codes))
@@ -77,11 +78,11 @@ class Buffers:
         self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
         told = self.source, self.row_scale, self.row_exponent, self.row_count, partials, self.firsts
         self.addresses = tuple(map(address, told))
-        #: of the first half: own rows that held a contribution, by rank; and what that came to
-        self.came, self.tally = (ctypes.c_int64 * MAX_RANKS)(), Tally()
-        self.told = ctypes.addressof(self.came), ctypes.addressof(self.tally)
-        #: of the passes that code the own rows and make the results
-        self.coding, self.words = Words(), Words()
+        #: of both halves: own rows that held a contribution, or results that were here, by rank; what that came to
+        self.came, self.tally = tuple((ctypes.c_int64 * MAX_RANKS)() for _ in range(2)), (Tally(), Tally())
+        self.told = tuple(tuple(map(ctypes.addressof, each)) for each in (self.came, self.tally))
+        #: of the passes that code the own rows, make the results and decode them
+        self.coding, self.words, self.decoding = Words(), Words(), Words()
 
     @property
     def results(self) -> Results:
@@ -98,7 +99,7 @@ class Buffers:
     def take(self, given: Given) -> None:
         """Results go there from now on."""
         self.given = given
-        given.stamp.places = address(self.own_rows)
+        given.stamp.places = self._own_at
 
 
 class Given(record_of(GIVEN)):  # type: ignore[misc]

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tailbound.codec import decode
 from tailbound.codec.encode import encode_at, lay
 from tailbound.codec.feedback import read_back
-from tailbound.codec.hashing import seed_of
+from tailbound.codec.hashing import STAGE_RESULT, seed_of
 from tailbound.codec.mean import lay as lay_mean
-from tailbound.codec.records import Coding, Sums
+from tailbound.codec.records import NO_COUNTS, Coding, Received, Sums
 from tailbound.codec.scale import agreed
 from tailbound.collective import switched
 from tailbound.collective.announce import announce
@@ -145,6 +146,25 @@ def lay_results(job: Job, op: Op, *, own_present: bool) -> None:
     op.largest = job.flow.queue.pacer.largest(b.given.stride)
     op.aim_at(job.channels.aims())
     op.mean = ctypes.addressof(b.words)
+
+
+def received(job: Job, op: Op) -> Received:
+    """Where the results of the op are read from."""
+    switch, b = job.config.switch, op.buffers
+    sums = op.switched and switch is not None and switch.form == "sums"
+    return b.received(job.records.result_rows, b.row_count if sums else NO_COUNTS)
+
+
+def lay_decoding(job: Job, op: Op) -> None:
+    """Writes down what the results are decoded by, so that the library can do it alone; a device does it itself."""
+    launch, b, shape = op.launch, op.buffers, op.place.layout.shape
+    assert launch is not None
+    if launch.coder is not HOST:
+        return
+    coding, scratch = coding_of(job, op), job.threads.scratch
+    decode.lay(b.decoding, received(job, op), shape.results, coding, launch.out, scratch.width, STAGE_RESULT)
+    op.decoding = job.threads.work(decode.decode_at, ctypes.addressof(b.decoding), shape.groups)
+    op.decode = ctypes.addressof(op.decoding)
 
 
 def _prepared(op: Op) -> Launch:

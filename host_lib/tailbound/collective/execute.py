@@ -8,13 +8,12 @@ import os
 import numpy as np
 
 from tailbound.codec.mean import mean_by
-from tailbound.codec.records import NO_COUNTS
 from tailbound.codec.scale import warm_exponents
 from tailbound.collective import peers, switched
-from tailbound.collective.contribute import coding_of, lay_results
+from tailbound.collective.contribute import coding_of, lay_results, received
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
-from tailbound.collective.tally import counts, point_own, settle
+from tailbound.collective.op import Launch, Op
+from tailbound.collective.tally import settle
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.kernel.core import core
@@ -67,7 +66,7 @@ def _left_behind(job: Job, op: Op) -> bool:
 
 def _suspect(job: Job, op: Op) -> None:
     """Suspects ranks of which nothing came (clock-14), before results leave: these go to others first."""
-    tally = op.buffers.tally
+    tally = op.buffers.tally[Stage.CONTRIBUTIONS]
     op.outcome.expected += tally.due
     op.outcome.delivered += tally.came
     absent = ranks_of(tally.absent)
@@ -82,7 +81,8 @@ def _learn(job: Job, op: Op) -> None:
     if op.first.why == Why.DEADLINE:
         through = job.records.all_contributed(job.membership.here, op.label)
         late = set(job.membership.live) - {*through} - op.abstainers
-        cut_off(job, op, op.first, op.closed_at - op.start, [(op.buffers.came[p], op.own) for p in late])
+        came = op.buffers.came[Stage.CONTRIBUTIONS]
+        cut_off(job, op, op.first, op.closed_at - op.start, [(came[p], op.own) for p in late])
     settle(job, op.first, Stage.CONTRIBUTIONS)
 
 
@@ -118,20 +118,15 @@ def _publish(job: Job, op: Op) -> None:
 def finish(job: Job, op: Op) -> None:
     """Closes the second half of ``op``: decodes what is there."""
     assert op.launch is not None
-    op.spans.decoding = job.now()
-    job.overtime.charge(op.second, op.spans.decoding)
-    b, place, outcome = op.buffers, op.place, op.outcome
-    shape = place.layout.shape
-    point_own(job, op)
-    by_owner = counts(job)
-    (switched if op.switched else peers).read(job, op, by_owner)
-    sums = op.switched and job.config.switch is not None and job.config.switch.form == "sums"
-    received = b.received(job.records.result_rows, b.row_count if sums else NO_COUNTS)
-    coder, coding = op.launch.coder, coding_of(job, op)
+    outcome = op.outcome
+    if not op.decoded:
+        owner, at = ctypes.addressof(job.owner), ctypes.addressof(op)
+        job.threads.through(core().waits.tb_finish, owner, at, job.threads.rest, job.now())
+    (switched if op.switched else peers).note(job, op)
     if op.work is not None and op.code:
         outcome.clipped = op.work.sum
-    outcome.failed_groups = coder.decode(received, shape, coding, op.launch.out, job.threads)
-    empty = outcome.failed_groups == shape.groups
+    outcome.failed_groups = _decoded(job, op, op.launch)
+    empty = outcome.failed_groups == op.place.layout.shape.groups
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
     if not outcome.void:  # else nothing was lost
@@ -149,6 +144,16 @@ def finish(job: Job, op: Op) -> None:
     op.spans.finished = job.now()
     op.second.phase = Phase.CLOSED
     note(job, op, job.now())
+
+
+def _decoded(job: Job, op: Op, launch: Launch) -> int:
+    """Groups of which nothing is there, once the rest is decoded; a device has that still to do."""
+    if op.decoding is None:
+        shape, coding = op.place.layout.shape, coding_of(job, op)
+        return launch.coder.decode(received(job, op), shape, coding, launch.out, job.threads)
+    if op.decoding.failed:
+        raise ValueError(f"op {op.name}: a row lies outside the ring of results, or the own ones")
+    return op.decoding.sum
 
 
 def _settle_scales(job: Job, op: Op) -> None:

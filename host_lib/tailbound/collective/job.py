@@ -19,7 +19,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.kernel.core import address
 from tailbound.kernel.net import name_of, speed_of
-from tailbound.transport.config import Config
+from tailbound.transport.config import FORMS, Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.sender import Sender
 from tailbound.wire.address import Words
@@ -60,12 +60,13 @@ class Job(Speaker):
         self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
         self.voice.source, self.voice.controls = datapath.source.pointer, datapath.fds()[1]
         self.channels = Channels(self, self.flow.queue, datapath)
-        #: what the own results are made and sent by
+        #: what results are made, sent and read by
         self.owner = Owner(
             self.terms.pointer, datapath.source.pointer, self.flow.queue.line,
             ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
             ctypes.addressof(self.accounts.contributions), mean_entry(), self.threads.scratch.memory_at,
             ctypes.addressof(self.voice), address(self.store.expect_results), GROUP_ROWS * self.threads.alone,
+            FORMS[config.switch.form] if config.switch else 0,
         )  # fmt: skip
 
     def activate(self, addresses: Sequence[Words], own: Words) -> None:

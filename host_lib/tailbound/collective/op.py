@@ -160,9 +160,10 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     #: when a device was last given something to do for the own rows, and whether it has done it; 0, None: it was not
     begun = 0
     ready: Callable[[], bool] | None = None
-    #: how its values are coded, once that was asked for, and by which pass the library does
+    #: how its values are coded, once that was asked for, and by which passes the library codes and decodes them
     coded: Coding | None = None
     work: Work | None = None
+    decoding: Work | None = None
     #: rows that the switch released before all that were waited for were in
     partial = 0
     #: the memory of the own rows was given back
@@ -176,7 +177,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.shares, self.starts, self.row_at, self.owner = placement.addresses
         given = buffers.given
         self.made, self.usable, self.own_scale = ctypes.addressof(given), given.usable, given.stamp.scales
-        self.came, self.tally = buffers.told
+        self.came[:], self.tally[:] = buffers.told
         self.previous, self.map_id = place.previous, placement.owner_map.id
         self.source, self.row_scale, self.row_exponent, self.row_count, self.states, self.firsts = buffers.addresses
         self.stride, self.form = shape.codes + HEADER_BYTES, shape.code.flags

@@ -1,4 +1,4 @@
-"""Ops whose rows the ranks own: reading results.
+"""Ops whose rows the ranks own: what their results come to.
 
 Contributions and results are repaired in every op (clock-23). A missing contribution costs its row one contributor,
 which the mean allows for, and a missing result costs every replica; but both are asked for while others are still
@@ -7,42 +7,35 @@ sending, as a rule, so that a row that was lost costs no op its time.
 
 from __future__ import annotations
 
-import ctypes
-
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.tally import Counts, gather, read_records, settle
+from tailbound.collective.tally import settle
 from tailbound.collective.timing import cut_off, suspect
-from tailbound.kernel.core import core
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import Stage, Why
 
 
-def read(job: Job, op: Op, by_owner: Counts) -> None:
-    """Notes which results are there (``by_owner``, written) and who was missing, at the end of an op."""
+def note(job: Job, op: Op) -> None:
+    """Notes how many results are there and who was missing, at the end of an op."""
     outcome, place = op.outcome, op.place
     if not job.peers:
         return
-    present = gather(job, op, by_owner)
     settle(job, op.second, Stage.RESULTS)
-    job.datapath.fence()
-    outcome.overwritten = read_records(job, op)
-    if outcome.overwritten:
-        job.counters["results_overwritten"] += outcome.overwritten
-    outcome.delivered += present - outcome.overwritten
-    # no rank brought rows, as all say: no owner is to blame
-    outcome.void = present == 0 and bool(core().fast.tb_nobody_had_any(job.terms.pointer, ctypes.addressof(op)))
+    outcome.overwritten = op.overwritten
+    if op.overwritten:
+        job.counters["results_overwritten"] += op.overwritten
+    outcome.delivered += op.present - op.overwritten
+    outcome.void = bool(op.nothing)  # no owner is to blame
     if outcome.void:
         return
-    others = place.layout.shape.rows - place.placement.shares[job.rank]
+    others = op.rows - op.own
     outcome.expected += others
-    outcome.missed = others - present + outcome.overwritten
-    _suspect(job, op, ranks_of(job.accounts.close(op, by_owner).absent))
+    outcome.missed = others - op.present + op.overwritten
+    _suspect(job, op, ranks_of(op.buffers.tally[Stage.RESULTS].absent))
     if op.second.why == Why.DEADLINE:
-        counts = place.placement.shares
+        came, counts = op.buffers.came[Stage.RESULTS], place.placement.shares
         through = job.records.all_published(job.membership.owners, op.label)
-        late = {*job.membership.owners} - {*through}
-        flows = [(by_owner[p], counts[p]) for p in late]
+        flows = [(came[p], counts[p]) for p in {*job.membership.owners} - {*through}]
         cut_off(job, op, op.second, op.second.over - (op.closed_at or op.start), flows)
 
 

@@ -1,4 +1,4 @@
-"""Ops whose rows a switch owns: sending contributions, asking again, reading results (clock-28, kernel-24).
+"""Ops whose rows a switch owns: sending contributions, asking again, what results come to (clock-28, kernel-24).
 
 The switch is one more rank, which owns every row and contributes none. Nothing here averages: a row goes to the switch,
 and its mean comes to everybody when the last one that is waited for is in. READY and the other control packets go from
@@ -14,9 +14,8 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
-from tailbound.transport.config import DEFAULT_PORT, FORMS
+from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.control import Stamp
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import PacketType, Why
@@ -41,18 +40,12 @@ def send(job: Job, op: Op) -> None:
     job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
 
-def read(job: Job, op: Op, by_owner: Counts) -> None:
-    """As ``peers.read``."""
-    switch = job.config.switch
-    assert job.switch is not None
-    assert switch is not None
-    b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
-    present = gather(job, op, by_owner)
-    job.datapath.fence()
-    outcome.overwritten = read_records(job, op, FORMS[switch.form])
-    if outcome.overwritten:
-        job.counters["results_overwritten"] += outcome.overwritten
-    by_owner[job.switch] -= outcome.overwritten
+def note(job: Job, op: Op) -> None:
+    """As ``peers.note``."""
+    b, outcome, rows = op.buffers, op.outcome, op.rows
+    outcome.overwritten = op.overwritten
+    if op.overwritten:
+        job.counters["results_overwritten"] += op.overwritten
     here = b.row_count[b.source >= 0]
     wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
     op.partial = int((here < wanted).sum())
@@ -64,10 +57,9 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
     if 0 < op.first.deadline <= op.closed_at and not late:
         cut_off(job, op, op.first, op.closed_at - op.start, [(op.came_by, rows)])
     if op.second.why == Why.DEADLINE:
-        cut_off(job, op, op.second, op.spans.decoding - (op.closed_at or op.start), [(present, rows)])
-    job.accounts.close(op, by_owner)
+        cut_off(job, op, op.second, op.collected_at - (op.closed_at or op.start), [(op.present, rows)])
     _suspect(job, op, int(here.max(initial=0)))
-    _silence(job, op, present)
+    _silence(job, op, op.present)
 
 
 def _awaited(known: Known, op: Op) -> int:

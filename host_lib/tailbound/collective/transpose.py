@@ -628,10 +628,8 @@ class Transpose:
 
     def _launch(self, now: int) -> None:
         """Codes and sends what the library can."""
-        job, rest = self.job, self.job.threads.rest
-        owner, launch, back = ctypes.addressof(job.owner), core().waits.tb_launch, core().fast.tb_back
-        while found := launch(owner, rest, now) | back(rest):
-            now = self._meanwhile(found)
+        job = self.job
+        job.threads.through(core().waits.tb_launch, ctypes.addressof(job.owner), job.threads.rest, now)
         if 0 < job.flow.queue.again <= (now := job.now()):
             job.flow.queue.pump(now)
 
@@ -751,6 +749,8 @@ class Transpose:
         """Ends every launched op with its own data: a future always completes."""
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
+                for work in filter(None, (op.work, op.decoding)):
+                    self.job.threads.stop(work)
                 self._window.waiting.append(op.launch)
         self._refuse(error)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tailbound.collective.buffers import STEPS_KEPT, BufferPool
-from tailbound.collective.contribute import lay_own
+from tailbound.collective.contribute import lay_decoding, lay_own
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
 from tailbound.kernel.core import core
@@ -79,6 +79,7 @@ class Window:
             op.cold = op.switched and job.scales(op) is None
             self._placed(op)
             lay_own(job, op)
+            lay_decoding(job, op)
             core().fast.tb_hand(job.terms.pointer, ctypes.addressof(op))
             placed.append(op)
         return placed

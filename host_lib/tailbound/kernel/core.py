@@ -99,6 +99,7 @@ _FUNCTIONS = {
     "tb_judge_loss": (_U32, _P, _S64, _S64),
     "tb_close_first": (_INT, _P, _P, _INT, _S64),
     "tb_hand_out": (_INT, _P, _P, _S64),
+    "tb_finish": (_U32, _P, _P, _P, _S64),
     "tb_saved": (_S64, _P, _S64),
     "tb_patience": (_S64, _P, _P),
     "tb_worth": (_INT, _P, _P, _S64, _S64, _S64),

@@ -1087,7 +1087,7 @@ VOICE = Struct(
 
 OWNER = Struct(
     "tb_owner",
-    "What a rank sends its rows by, and makes and sends the results of those that it owns (`collective.job`).",
+    "What a rank sends its rows by, and makes, sends and reads results (`collective.job`).",
     (
         Field("terms", "u64", "struct tb_terms"),
         Field("source", "u64", "struct tb_source: seals rows"),
@@ -1100,7 +1100,7 @@ OWNER = Struct(
         Field("voice", "u64", "struct tb_voice"),
         Field("expected", "u64", "struct tb_expect_results[], by slot of ops"),
         Field("most", "u32", "rows that the thread makes in one go"),
-        Field("pad", "u32", "0"),
+        Field("form", "u32", "Flag bits of a switch's results; 0: there is none"),
     ),
 )
 
@@ -1131,8 +1131,9 @@ OWN_OP = Struct(
         Field("tag_key", "u64", "of the op; 0: packets carry checks"),
         Field("made", "u64", "struct tb_given: where the results of the own rows are made"),
         Field("mean", "u64", "words of the pass that makes them; 0: not known yet"),
-        Field("came", "u64", "s64[], by rank: own rows that held a contribution when they were sealed"),
-        Field("tally", "u64", "struct tb_tally: of these"),
+        Field("came", "u64", "s64[], by rank: own rows with a contribution at the end; results here", 2),
+        Field("tally", "u64", "struct tb_tally: of these", 2),
+        Field("decode", "u64", "struct tb_work: the pass that decodes the results; 0: Python decodes them"),
         Field("worth", "s64", "how long results of its size are worth sending"),
         Field("closed_at", "s64", "when the own rows were sealed, or a switch first asked to release some; 0: never"),
         Field("came_by", "s64", "results that had come when a switch was first asked to release rows"),
@@ -1150,6 +1151,7 @@ OWN_OP = Struct(
         Field("held", "s64", "when a live rank was last seen to hold: no clock starts before"),
         Field("coding", "s64", "when the own rows were begun to be coded; 0: they were not"),
         Field("own_in", "s64", "when the own rows came into the own sums; 0: they are not there"),
+        Field("collected_at", "s64", "when the second half was closed; 0: it is open"),
         Field("listen", "s64", "when to look at its flows"),
         Field("due", "s64", "when to look again, as found in this look; 0: when something arrives"),
         Field("abstained", "u64", "bitmap of ranks that have said that they bring no rows", MAX_RANKS // 64),
@@ -1170,6 +1172,8 @@ OWN_OP = Struct(
         Field("say", "u32", "Flag bits of the own results"),
         Field("largest", "u32", "results of a burst at most"),
         Field("missing", "u32", "own rows without a contributor"),
+        Field("present", "u32", "results of others that were here at the end"),
+        Field("overwritten", "u32", "of these, how many were another op's before they were read"),
         Field("aims", "u32", "destinations of the results"),
         Field("aim", "u16", "each of them", MAX_RANKS),
         Field("stirred", "u8", "1: something but the datapath has changed it"),
@@ -1186,7 +1190,8 @@ OWN_OP = Struct(
         Field("own_present", "u8", "1: the own rows are in the own sums"),
         Field("known", "u8", "1: enough is known of its size (clock-26)"),
         Field("cold", "u8", "1: a switch's scales are still to be agreed on"),
-        Field("pad", "u8", "0", 2),
+        Field("nothing", "u8", "1: no rank brought rows, as all say"),
+        Field("decoded", "u8", "1: the pass that decodes has ended, or there is none"),
     ),
 )
 
