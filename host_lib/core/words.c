@@ -211,12 +211,14 @@ static void tb_request_rows(struct tb_voice *v, const struct tb_half *h,
 	free(places);
 }
 
-/* A rank has been asked for a word; it was last heard of at heard. */
+/*
+ * A rank has been asked for a word; it was last heard of at heard. What rose since it was asked before was no answer: how long
+ * one takes is said by words alone.
+ */
 TB_EXPORT void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard)
 {
-	if (open[rank] && open[rank] < heard)
-		tb_spoke(v, open, rank, heard);
-	open[rank] = open[rank] ? open[rank] : now;
+	if (!open[rank] || open[rank] < heard)
+		open[rank] = now;
 }
 
 /* A rank said something: what it was asked before it has answered. */

@@ -283,9 +283,9 @@ ANSWERS: dict[str, list[tuple[str, int, tuple[int, ...], int]]] = {
         ("spoke", 2, (S + 80 * MS,), 80 * MS),
         ("spoke", 2, (S + 300 * MS,), 80 * MS),  # not asked for
         ("asked", 3, (2 * S, S), 80 * MS),
-        ("asked", 3, (2 * S + 20 * MS, 2 * S + 10 * MS), 80 * MS),  # a mark of it has risen in between
-        ("asked", 3, (2 * S + 110 * MS, 2 * S + 20 * MS), 80 * MS),  # it spoke as it was asked, so not in return
-        ("spoke", 3, (2 * S + 120 * MS,), 100 * MS),
+        ("asked", 3, (2 * S + 220 * MS, 2 * S + 210 * MS), 80 * MS),  # its marks have risen since some time
+        ("asked", 3, (2 * S + 310 * MS, 2 * S + 220 * MS), 80 * MS),  # it spoke as it was asked, so not in return
+        ("spoke", 3, (2 * S + 320 * MS,), 100 * MS),
     ],
     "a stop is no answer": [
         ("spoke", 2, (5 * MS,), 0),  # nobody asked it
