@@ -7,7 +7,8 @@
  * Probes get their time just before that (tb_time_probes).
  *
  * A flow is a run of packets for one destination. Flows of a submission take turns, a burst of each: the one that is least
- * far on is always next, so that a call that was cut short goes on where it was.
+ * far on is always next, so that a call that was cut short goes on where it was. Where packets are lost the last one
+ * of each leaves twice: its mark says that nothing more comes, and who lacks it asks only after a probe timeout (clock-23).
  */
 #define _GNU_SOURCE
 #include "core.h"
@@ -33,6 +34,8 @@
 #define TB_RETRY 500000 /* ns until a full device queue is tried again; it makes no socket event */
 #define TB_ROOM \
 	5000000 /* the same of a full socket at the latest; as a rule it becomes writable before */
+#define TB_LOSSY \
+	1000000000 /* ns for which packets seem to be lost after some were requested again */
 #define TB_EVERY (192 << 10) /* bytes for a rank between two probes: a few bursts */
 /* ns after which a probe without an echo counts as lost: longer than any queue that rates let stand. */
 #define TB_LOST 100000000
@@ -57,12 +60,14 @@ struct tb_flow {
 
 struct tb_item {
 	struct tb_item *after;
-	__u64 id, left, packets; /* packets that have left; copies count */
+	__u64 id, left, packets; /* packets that have left; copies count, repeats do not */
 	void *owned; /* packets that go with it */
 	struct tb_own_op *op; /* whose rows it has; NULL: of no op in flight */
 	__s64 until;
 	__u32 label, queue, stride, largest, count, channels;
 	__u8 channel[TB_CHANNELS_MOST]; /* in the order of flows */
+	__u8 whole; /* nothing of it was dropped */
+	__u8 repeats; /* last packets leave once more */
 	struct tb_flow flows[];
 };
 
@@ -73,6 +78,7 @@ struct tb_line {
 	struct tb_link *link;
 	struct tb_item *head[TB_QUEUES], **tail[TB_QUEUES];
 	struct tb_words words; /* single packets */
+	__s64 lossy; /* until when packets seem to be lost */
 	/* a pump */
 	struct tb_item **order;
 	__u32 ordered, most, at, channel;
@@ -381,6 +387,7 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_
 	item->stride = stride;
 	item->largest = largest;
 	item->count = count;
+	item->whole = id == TB_INTERNAL && queue != TB_AGAIN;
 	for (i = 0; i < count; i++, runs += 3) {
 		item->flows[i] =
 			(struct tb_flow){ .to = runs[0], .base = runs[1], .total = runs[2] };
@@ -416,6 +423,7 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 {
 	__u64 run[] = { to, (__u64)copies, count };
 
+	l->lossy = l->s->now + TB_LOSSY;
 	if (count)
 		tb_submit_own(l, TB_AGAIN, NULL, label, until, stride, largest, run, 1, copies);
 	else
@@ -471,6 +479,7 @@ static __u32 tb_drop_flow(struct tb_line *l, struct tb_item *item, struct tb_flo
 
 	f->next += count;
 	item->left -= count;
+	item->whole = 0;
 	l->s->left -= count;
 	if (f->to >= l->s->ranks)
 		l->targets[f->to].lost += count;
@@ -812,6 +821,24 @@ static void tb_end_item(struct tb_line *l, int queue)
 	free(item);
 }
 
+/* Whether last packets are to leave again of a submission of which all have left: in the next pump, behind what that has. */
+static int tb_repeats(struct tb_line *l, struct tb_item *item)
+{
+	__u32 i;
+
+	if (!item->whole || item->repeats || l->s->now >= l->lossy)
+		return 0;
+	item->repeats = 1;
+	for (i = 0; i < item->count; i++)
+		if (item->flows[i].total) {
+			item->flows[i].next--;
+			item->left++;
+		}
+	l->s->left += item->left;
+	tb_pump_at(l->s, l->s->now);
+	return item->left > 0;
+}
+
 /* Ends the library's own submissions at the head of their queues of which nothing is left; whether others are there. */
 static int tb_end_own(struct tb_line *l)
 {
@@ -819,7 +846,8 @@ static int tb_end_own(struct tb_line *l)
 	int i, others = 0;
 
 	for (i = 0; i < TB_QUEUES; i++) {
-		while ((item = l->head[i]) && !item->left && item->id == TB_INTERNAL)
+		while ((item = l->head[i]) && !item->left && item->id == TB_INTERNAL &&
+		       !tb_repeats(l, item))
 			tb_end_item(l, i);
 		others |= item && !item->left;
 	}
@@ -1081,7 +1109,7 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 
 			l->targets[r].packets += packets;
 			l->targets[r].bytes += size;
-			item->packets += packets;
+			item->packets += item->repeats ? 0 : packets;
 			path->packets += packets;
 			path->bytes += size;
 			tb_want_probe(l, r);

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,6 @@ from tailbound.codec.threads import Threads
 from tailbound.kernel.core import core
 from tailbound.transport.control import Header
 from tailbound.transport.deadline import WARM_UP_OPS
-from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Flag, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS, S
 from tailbound_lab.simulate.layouts import arrange
@@ -30,17 +30,21 @@ from tailbound_lab.simulate.steps import Team
 RANKS, WIDTH, ROWS = 3, 64, 8 * 64
 NUMEL = ROWS * WIDTH
 SETTINGS = patient(width=WIDTH, ring_mib=1.0, quiet=20 * MS)
-_FLAGS_AT = HEADER_DTYPE.fields["flags"][1]
 
 
+@dataclass
 class FirstTime(Trouble):
-    """Trouble for packets on their first way only: what is sent again gets through."""
+    """Trouble for packets on their first way only: those that are requested get through; last rows fare alike twice."""
+
+    fates: dict[tuple[int, bytes], list[bytes]] = field(default_factory=dict)
 
     def meet(self, rank: int, packets: list[bytes]) -> list[bytes]:
         out = []
         for packet in packets:
-            again = int.from_bytes(packet[_FLAGS_AT : _FLAGS_AT + 2], "big") & Flag.REPEAT
-            out += [packet] if again else super().meet(rank, [packet])
+            again = Header.from_buffer_copy(packet).flags & Flag.REPEAT
+            if not again and (rank, packet) not in self.fates:
+                self.fates[rank, packet] = super().meet(rank, [packet])
+            out += [packet] if again else self.fates[rank, packet]
         return out
 
 
@@ -101,9 +105,34 @@ def test_results_leave_with_their_headers_where_others_are_empty() -> None:
         assert not any(verdicts)
 
 
-def _is_last_result(packet: bytes) -> bool:
+def _is_last(packet: bytes, *kinds: PacketType) -> bool:
     head = Header.from_buffer_copy(packet)
-    return bool(head.type == PacketType.RESULT and head.published == head.op)
+    mark = head.contributed if head.type == PacketType.CONTRIBUTION else head.published
+    return head.type in kinds and mark == head.op and not head.flags & Flag.REPEAT
+
+
+def test_last_rows_leave_twice_once_rows_were_lost() -> None:
+    """Then no rank has to ask for them. Rules: clock-23."""
+
+    def losing(seen: set[tuple[int, bytes]]) -> Callable[[int, list[bytes]], list[bytes]]:
+        def lose(rank: int, packets: list[bytes]) -> list[bytes]:
+            """Last rows on their first way."""
+            kinds = PacketType.CONTRIBUTION, PacketType.RESULT
+            kept = [packet for packet in packets if not _is_last(packet, *kinds) or (rank, packet) in seen]
+            seen.update((rank, packet) for packet in packets)
+            return kept
+
+        return lose
+
+    with sim_team(RANKS, SETTINGS) as job:
+        job.warm_up(NUMEL, WARM_UP_OPS)
+        for member in job.communicators:
+            member.trouble(losing(set()))
+        asked = []
+        for op in range(4):
+            job.right(NUMEL, op)
+            asked.append(total(job, "repair_rows_asked"))
+        assert 0 < asked[0] == asked[-1]
 
 
 def test_questions_outlast_a_burst_of_losses_by_copies() -> None:
@@ -118,7 +147,7 @@ def test_questions_outlast_a_burst_of_losses_by_copies() -> None:
 
     with sim_team(2, SETTINGS) as job:
         job.warm_up(NUMEL, WARM_UP_OPS)
-        job[0].trouble(lambda _, packets: [p for p in packets if not _is_last_result(p)])
+        job[0].trouble(lambda _, packets: [p for p in packets if not _is_last(p, PacketType.RESULT)])
         job[1].trouble(lose)
         job.averaged(NUMEL, 1)
     assert [list(asked[rows].values())[:4] for rows in (False, True)] == [[8, 8, 8, 8], [1, 2, 4, 4]]
