@@ -230,22 +230,28 @@ int tb_close_alone(const struct tb_owner *w, __s64 now)
 	return left;
 }
 
+/* Reads after this come after reads before it, also as other processors write. */
+TB_EXPORT void tb_order(const struct tb_source *s)
+{
+	if (s->tables)
+		tb_fence((struct tb_tables *)s->tables);
+	else
+		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
 /* Closes the second half: notes which results are here, and what that comes to. */
 static void tb_close_second(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
 {
 	const struct tb_terms *t = (const struct tb_terms *)w->terms;
-	struct tb_tables *tables =
-		(struct tb_tables *)((const struct tb_source *)w->source)->tables;
 	__s64 *came = (__s64 *)o->came[1];
 
 	o->collected_at = now;
+	tb_learn_last(tb_half_of(o, 1), now);
 	tb_charge((struct tb_overtime *)t->overtime, tb_half_of(o, 1), now);
 	tb_point_own(t, o);
 	o->present = tb_gather(t, o, came);
-	if (tables) /* presence was read; rows are read after it */
-		tb_fence(tables);
-	else
-		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	tb_order((const struct tb_source *)
+			 w->source); /* presence was read; rows are read after it */
 	o->overwritten = tb_read(t, o, o->switched ? w->form : 0);
 	if (o->switched)
 		came[t->ranks] -= o->overwritten;
@@ -277,15 +283,19 @@ TB_EXPORT __u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct 
 	return found;
 }
 
-/* Decodes all ops of which all results are in, as far as that needs no Python: what cannot wait. */
-__u32 tb_finish_alone(const struct tb_owner *w, struct tb_sleep *s, __s64 now)
+/* The oldest op of which all results are in, and which waits for nothing else; NULL: none is. */
+struct tb_own_op *tb_complete(const struct tb_terms *t)
 {
-	const struct tb_terms *t = (const struct tb_terms *)w->terms;
 	struct tb_own_op *o = (struct tb_own_op *)t->first;
-	__u32 found = 0;
 
-	for (; o && !found; o = (struct tb_own_op *)o->after)
-		if (o->decode && !o->decoded && (o->queued || !o->own) && tb_results_in(t, o))
-			found = tb_collect(w, o, s->deputy ? s : NULL, now);
-	return found;
+	while (o && !((o->queued || !o->own) && tb_results_in(t, o)))
+		o = (struct tb_own_op *)o->after;
+	return o;
+}
+
+/* Decodes its results, as far as that needs no Python: what cannot wait. */
+__u32 tb_finish_alone(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now)
+{
+	/* one that has no deputy has no thread either, and no time passes (tailbound_lab/simulate) */
+	return o->decode && !o->decoded ? tb_collect(w, o, s->deputy ? s : NULL, now) : 0;
 }

@@ -280,7 +280,9 @@ int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, 
 int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
 int tb_close_alone(const struct tb_owner *w, __s64 now);
 __u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now);
-__u32 tb_finish_alone(const struct tb_owner *w, struct tb_sleep *s, __s64 now);
+struct tb_own_op *tb_complete(const struct tb_terms *t);
+__u32 tb_finish_alone(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now);
+void tb_order(const struct tb_source *s);
 
 /* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
 struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks);
@@ -307,7 +309,7 @@ __u32 tb_said(const struct tb_voice *v, __u32 label);
 void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o);
 void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
 void tb_ask_others(struct tb_voice *v, __s64 now);
-void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard);
+void tb_question(__s64 *open, __u32 rank, __s64 now, __s64 heard);
 void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);
 
 /* What other ranks say (inbox.c). */
@@ -392,7 +394,7 @@ __u32 tb_look_out(struct tb_sleep *s, __s64 now);
 __s64 tb_first(const struct tb_sleep *s, __s64 now);
 __s64 tb_peek(struct tb_sleep *s);
 __u32 tb_meanwhile(struct tb_sleep *s);
-int tb_take_opened(struct tb_sleep *s);
+void tb_take_opened(struct tb_sleep *s);
 __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now);
 int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
 

@@ -205,7 +205,7 @@ static int tb_expired(const struct tb_terms *t, struct tb_half *h, const tb_set 
 /* -- whether a half is over ---------------------------------------------------------------------------------------- */
 
 /* Whether no rank brought rows, as all say: a loss scale overflows on all ranks, say. */
-TB_EXPORT int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o)
+int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o)
 {
 	tb_set live = tb_set_of(t->live), voters = tb_set_of(t->voters),
 	       said = tb_set_of(o->abstained);
@@ -320,7 +320,8 @@ int tb_results_in(const struct tb_terms *t, const struct tb_own_op *o)
 	const struct tb_op *r = tb_record(t, o);
 
 	return !tb_half_of(o, 1)->phase && tb_encoded(o) && r && r->layout == o->layout &&
-	       r->results_in >= o->rows - (o->switched ? 0 : o->own);
+	       __atomic_load_n(&r->results_in, __ATOMIC_ACQUIRE) >=
+		       o->rows - (o->switched ? 0 : o->own);
 }
 
 /* What an owner waits for (clock-7 to clock-9). */

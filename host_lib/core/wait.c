@@ -61,27 +61,21 @@ TB_EXPORT int tb_take(const struct tb_source *s, int fd, struct tb_event *out, i
 			 : tb_take_ring(s, out, most);
 }
 
-/* Notes which ops have begun elsewhere; bits of kinds of events that say that a half is complete. */
-TB_EXPORT int tb_take_opened(struct tb_sleep *s)
+/* Notes which ops have begun elsewhere. Other events only wake up: maps say what has happened. */
+TB_EXPORT void tb_take_opened(struct tb_sleep *s)
 {
 	const struct tb_source *source = (const struct tb_source *)s->source;
-	int fd = ((const struct pollfd *)s->polled)[1].fd, complete = 0, count, i;
+	int fd = ((const struct pollfd *)s->polled)[1].fd, count, i;
 	struct tb_event events[TB_EVENTS];
 
 	do {
 		count = tb_take(source, fd, events, TB_EVENTS);
-		for (i = 0; i < count; i++) {
-			__u32 kind = events[i].kind;
-
-			if (kind == TB_EVENT_OPENED) /* the newest is among them */
+		for (i = 0; i < count; i++)
+			if (events[i].kind == TB_EVENT_OPENED) /* the newest is among them */
 				s->opened[s->count < TB_OPENED_MOST ? s->count++
 								    : TB_OPENED_MOST - 1] =
 					events[i].op;
-			if (kind == TB_EVENT_COMPLETE || kind == TB_EVENT_RESULTS_COMPLETE)
-				complete |= 1 << kind;
-		}
 	} while (count == TB_EVENTS);
-	return complete;
 }
 
 /* When to wake up first, before the next turn. */
@@ -153,7 +147,8 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	struct tb_terms *t = (struct tb_terms *)s->terms;
 	struct tb_voice *v = (struct tb_voice *)s->voice;
 	__s64 owed = tb_answer_at(v);
-	int complete, left, poked = 0;
+	struct tb_own_op *complete;
+	int left, poked = 0;
 	__u32 found = 0;
 
 	if (s->ready & TB_READY_HANDED)
@@ -165,14 +160,15 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 		now = tb_clock();
 	}
 	if (s->ready & TB_READY_EVENTS) {
-		complete = tb_take_opened(s);
+		tb_take_opened(s);
 		left = tb_close_alone((const struct tb_owner *)s->owner, now);
-		if (left || complete & 1 << TB_EVENT_RESULTS_COMPLETE) {
-			found = TB_WOKEN_TURN |
-				tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
-			if (!left && !(found & TB_WOKEN_SEND)) /* else others wait for a turn */
-				found |= tb_finish_alone((const struct tb_owner *)s->owner, s, now);
-			return found;
+		complete = tb_complete(t);
+		if (left || complete) {
+			found = tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
+			if (!left && !found) /* else others wait for a turn */
+				found = tb_finish_alone((const struct tb_owner *)s->owner, complete,
+							s, now);
+			return found | TB_WOKEN_TURN;
 		}
 		tb_hear(t);
 		s->soon = tb_earlier(s->soon, now + TB_SOON);
@@ -241,7 +237,8 @@ TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 
 TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 {
-	__s64 now = tb_clock();
+	__s64 now = tb_clock(), woken = s->woken;
+	__u64 ready = s->ready;
 	__u32 found = 0;
 
 	if (now - s->awake > s->stopped)
@@ -253,6 +250,8 @@ TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 	tb_peek(s);
 	if (s->ready & TB_READY_CONTROLS)
 		found = tb_serve((struct tb_voice *)s->voice, now);
+	s->woken = woken; /* what was found when the thread woke up is still to be seen to */
+	s->ready |= ready;
 	return found | tb_send_on(s, 0, now);
 }
 

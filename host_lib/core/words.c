@@ -215,7 +215,7 @@ static void tb_request_rows(struct tb_voice *v, const struct tb_half *h,
  * A rank has been asked for a word; it was last heard of at heard. What rose since it was asked before was no answer: how long
  * one takes is said by words alone.
  */
-TB_EXPORT void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard)
+TB_EXPORT void tb_question(__s64 *open, __u32 rank, __s64 now, __s64 heard)
 {
 	if (!open[rank] || open[rank] < heard)
 		open[rank] = now;
@@ -248,8 +248,7 @@ static void tb_ask_half(struct tb_voice *v, const struct tb_half *h, __s64 now)
 		if (f->requests)
 			tb_request_rows(v, h, f, head, now);
 		if (f->asked) {
-			tb_question((struct tb_overtime *)t->overtime, (__s64 *)t->asked, f->rank,
-				    now, tb_heard(t, f->rank));
+			tb_question((__s64 *)t->asked, f->rank, now, tb_heard(t, f->rank));
 			tb_tell(v, f->rank, &head, NULL, 0, f->came ? TB_COPIES : 1);
 			v->asked++;
 		}

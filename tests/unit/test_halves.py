@@ -154,7 +154,7 @@ def test_rows_that_can_still_be_had_are_insisted_on_past_the_deadline(launched: 
     assert stage.decide(136 * MS, launched=launched, insist=10 * MS) == (None, 140 * MS)
     assert stage.decide(140 * MS, launched=launched, insist=10 * MS) == (DEADLINE, 0)
     overtime = Overtime(95 * MS)
-    overtime.charge(stage.half, 140 * MS)
+    charge(overtime, stage.half, 140 * MS)
     assert overtime.waited == (30 * MS if launched == 1 else 0)
     stage.see(4, 1)
     assert stage.decide(136 * MS, launched=launched, insist=10 * MS) == (DEADLINE, 0), "no answer may come any more"
@@ -178,7 +178,7 @@ def until(stage: Stage, *, words: bool, repairing: int = 0, launched: int = 1, f
         why, again = stage.decide(now, launched=launched)
         if why is not None:
             assert why is DEADLINE
-            stage.known.overtime.charge(stage.half, now)
+            charge(stage.known.overtime, stage.half, now)
             return now
         now = again
 
@@ -187,7 +187,7 @@ def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
     """Rows before tails: but what was saved up is gone then, and the next op ends at its deadline (clock-29)."""
     assert until(Stage(100 * MS, FIRST), words=True) == pytest.approx(min(100 * MS + FIRST, 550 * MS), abs=6 * MS)
     stage = Stage(100 * MS, FIRST)
-    stage.known.overtime.charge(begin(Half(), 1, 19 * MS, 500 * MS), 20 * MS + 2 * FIRST)  # more than was saved up
+    charge(stage.known.overtime, begin(Half(), 1, 19 * MS, 500 * MS), 20 * MS + 2 * FIRST)  # more than was saved up
     assert until(stage, words=True) == 100 * MS
 
 
@@ -237,6 +237,10 @@ def silence(overtime: Overtime, half: Half) -> int:
     return int(core().fast.tb_patience(ctypes.addressof(overtime), ctypes.addressof(half)))
 
 
+def charge(overtime: Overtime, half: Half, now: int) -> None:
+    core().fast.tb_charge(ctypes.addressof(overtime), ctypes.addressof(half), now)
+
+
 def worth(overtime: Overtime, half: Half, now: int, heard: int) -> bool:
     return bool(core().fast.tb_worth(ctypes.addressof(overtime), ctypes.addressof(half), now, heard, 0))
 
@@ -259,9 +263,9 @@ def test_a_share_of_the_time_is_saved_up_to_a_bound_and_a_lower_floor_saves_up_l
 def test_waits_past_deadlines_are_charged(charged: list[tuple[int, int]], waited: int) -> None:
     """``charged``: deadlines and when their halves are over, ms after a second."""
     overtime = Overtime(S)
-    overtime.charge(Half(), S + 10 * MS)  # has not begun
+    charge(overtime, Half(), S + 10 * MS)  # has not begun
     for due, over in charged:
-        overtime.charge(deadline(S + due * MS), S + over * MS)
+        charge(overtime, deadline(S + due * MS), S + over * MS)
     assert overtime.waited == waited * MS
     assert abs(overtime.left(S + 85 * MS) - (FIRST - waited * MS + SHARE * 85 * MS)) <= 2
 

@@ -36,7 +36,7 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import DTYPES, record_of
-from tailbound.wire.schema import OWN_OP, POKED, Event, PacketType, Ready, Woken
+from tailbound.wire.schema import HALF, OWN_OP, POKED, Event, PacketType, Ready, Sending, Woken
 
 #: When the clock stands, and when the next turn is due.
 NOW, END = 10_000 * MS, 10_050 * MS
@@ -145,17 +145,41 @@ def test_a_stirred_op_makes_a_turn_due(sleeper: Sleeper) -> None:
 
 
 @pytest.mark.parametrize("kind", Event)
-def test_a_turn_follows_at_once_when_results_are_complete(sleeper: Sleeper, kind: Event) -> None:
-    """After other events it may wait for 2 ms, from the first of them."""
+def test_a_turn_may_wait_after_events(sleeper: Sleeper, kind: Event) -> None:
+    """For 2 ms, from the first of them."""
     sleeper.event(kind)
-    at_once = kind == Event.RESULTS_COMPLETE
-    assert sleeper.look_out(Ready.EVENTS) == (Woken.TURN if at_once else 0)
+    assert sleeper.look_out(Ready.EVENTS) == 0
     assert (sleeper.rest.taken(), sleeper.rest.taken()) == ([7] * (kind == Event.OPENED), [])
-    if not at_once:
-        assert sleeper.first() == 2 * MS
-        sleeper.event(Event.OPENED, 8)
-        assert (sleeper.look_out(Ready.EVENTS, NOW + MS), sleeper.first()) == (0, 2 * MS)
-        assert sleeper.look_out(0, NOW + 2 * MS) == Woken.TURN
+    assert sleeper.first() == 2 * MS
+    sleeper.event(Event.OPENED, 8)
+    assert (sleeper.look_out(Ready.EVENTS, NOW + MS), sleeper.first()) == (0, 2 * MS)
+    assert sleeper.look_out(0, NOW + 2 * MS) == Woken.TURN
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({}, Woken.TURN),
+        ({"results_in": 7}, 0),
+        ({"layout": 6}, 0),  # of a bucket that is not this one
+        ({"sending": Sending.LAUNCHED}, 0),
+        ({"own": 1, "results_in": 7}, 0),  # the own row is to be published first
+        ({"own": 1, "results_in": 7, "queued": 1}, Woken.TURN),
+    ],
+)
+def test_a_turn_follows_at_once_when_all_results_are_in(sleeper: Sleeper, said: dict[str, int], found: int) -> None:
+    half, shares, records = record_of(HALF)(), np.zeros(4, np.int64), np.zeros(1, DTYPES["tb_op"])
+    op = record_of(OWN_OP)(sending=Sending.OVER, label=7, layout=5, rows=8, shares=address(shares))
+    op.halves[:] = [ctypes.addressof(half)] * 2
+    records["op"], records["cookie"], records["results_in"], records["layout"] = 7, sleeper.told.terms.cookie, 8, 5
+    sleeper.told.terms.first, sleeper.told.terms.ops = ctypes.addressof(op), address(records)
+    for name, value in said.items():
+        if name in ("results_in", "layout"):
+            records[name] = value
+        else:
+            setattr(op, name, value)
+    sleeper.event(Event.COMPLETE)
+    assert sleeper.look_out(Ready.EVENTS) == found
 
 
 def test_of_more_ops_than_there_is_room_for_the_newest_is_noted(sleeper: Sleeper) -> None:

@@ -175,7 +175,7 @@ def test_a_full_receive_buffer_is_counted() -> None:
     "call",
     [
         lambda tables: tables.source.seal(7, 60, 8),
-        lambda tables: tables.fence(),
+        lambda tables: core().fast.tb_order(tables.source.pointer),
         lambda tables: tables.put_key(1, np.ones(schema.key_bytes(64) // 8, np.uint64)),
     ],
 )

@@ -31,7 +31,7 @@ def places(half: Half, flow: Flow) -> list[int]:
 
 def asked(overtime: Overtime, rank: int, now: int, heard: int) -> None:
     """``rank``, last heard of at ``heard``, has been asked for a word."""
-    core().fast.tb_question(ctypes.addressof(overtime), ctypes.addressof(overtime.open), rank, now, heard)
+    core().fast.tb_question(ctypes.addressof(overtime.open), rank, now, heard)
 
 
 class OpWorld:

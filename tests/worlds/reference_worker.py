@@ -108,9 +108,6 @@ class ReferenceTables:
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         self.arrays["keys"].view(np.uint64)[epoch % 2, : len(key)] = key
 
-    def fence(self) -> None:
-        pass
-
     @property
     def source(self) -> Self:
         return self

@@ -308,6 +308,7 @@ class Communicator:
             data: [n], float32 or of ``handling.dtype`` (``codec.halves``), C-contiguous, not to be written until
                 ``done``; all of it is read in the transport thread.
             out: [n], float32 or of ``handling.dtype``, C-contiguous; may be ``data`` itself.
+                After an error it has the own values, or averages.
             last: whether this ends the step.
             done: gets the ``Outcome``, merged over the ops of the bucket.
             prepare: called in the transport thread before ``data`` is read for the first time.

@@ -122,6 +122,9 @@ def finish(job: Job, op: Op) -> None:
     if not op.decoded:
         owner, at = ctypes.addressof(job.owner), ctypes.addressof(op)
         job.threads.through(core().waits.tb_finish, owner, at, job.threads.rest, job.now())
+    outcome.overwritten = op.overwritten
+    if op.overwritten:
+        job.counters["results_overwritten"] += op.overwritten
     (switched if op.switched else peers).note(job, op)
     if op.work is not None and op.code:
         outcome.clipped = op.work.sum

@@ -17,7 +17,7 @@ from tailbound.collective.flow_control import FlowControl
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
-from tailbound.kernel.core import address
+from tailbound.kernel.core import address, core
 from tailbound.kernel.net import name_of, speed_of
 from tailbound.transport.config import FORMS, Config
 from tailbound.transport.keys import KeyRing
@@ -103,5 +103,5 @@ class Job(Speaker):
         self._live = None
         self.records.reset()
         self.publish_live()
-        self.datapath.fence()
+        core().fast.tb_order(self.datapath.source.pointer)
         control["active"] = self.datapath.active

@@ -21,9 +21,6 @@ def note(job: Job, op: Op) -> None:
     if not job.peers:
         return
     settle(job, op.second, Stage.RESULTS)
-    outcome.overwritten = op.overwritten
-    if op.overwritten:
-        job.counters["results_overwritten"] += op.overwritten
     outcome.delivered += op.present - op.overwritten
     outcome.void = bool(op.nothing)  # no owner is to blame
     if outcome.void:

@@ -43,9 +43,6 @@ def send(job: Job, op: Op) -> None:
 def note(job: Job, op: Op) -> None:
     """As ``peers.note``."""
     b, outcome, rows = op.buffers, op.outcome, op.rows
-    outcome.overwritten = op.overwritten
-    if op.overwritten:
-        job.counters["results_overwritten"] += op.overwritten
     here = b.row_count[b.source >= 0]
     wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
     op.partial = int((here < wanted).sum())

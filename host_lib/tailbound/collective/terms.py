@@ -136,13 +136,6 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         """What may still be waited, ns; may be asked by any thread."""
         return int(core().fast.tb_saved(ctypes.addressof(self), now))
 
-    def charge(self, half: ctypes.Structure, now: int) -> None:
-        """Takes off what a half (``tb_half``) that ended at ``now`` has waited past its deadline, until this was over.
-
-        Time is paid for once, however many ops wait in it.
-        """
-        core().fast.tb_charge(ctypes.addressof(self), ctypes.addressof(half), now)
-
     # -- the own thread -----------------------------------------------------------------------------------------------
 
     def woke(self, late: int) -> None:

@@ -746,7 +746,7 @@ class Transpose:
         self._end_launched(TransportError(f"rank {self.job.rank}: transport failed: {error}{_FAILED}"))
 
     def _end_launched(self, error: TransportError) -> None:
-        """Ends every launched op with its own data: a future always completes."""
+        """Ends every launched op with its own data, if it still has that: a future always completes."""
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
                 for work in filter(None, (op.work, op.decoding)):

@@ -102,9 +102,6 @@ class Datapath(Protocol):
     def control_packets(self) -> list[bytes]:
         """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""
 
-    def fence(self) -> None:
-        """Full memory barrier between reading ``presence`` and reading the rows it names."""
-
     def close(self) -> None:
         """Detaches, unmaps and closes; may be called twice."""
 

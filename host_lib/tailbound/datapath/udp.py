@@ -109,10 +109,6 @@ class Tables:
         """``key`` (``wire.tag``) is in force from now on, in the place of the one two epochs before."""
         self._core.fast.tb_put_key(self.address, epoch, key.ctypes.data, len(key))
 
-    def fence(self) -> None:
-        """Waits for the buffer in hand."""
-        self._core.fast.tb_fence(self.address)
-
     def take_controls(self, fd: int = -1) -> list[bytes]:
         """Queued control packets, oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
         self._core.fast.tb_clear(fd)
@@ -167,7 +163,7 @@ class UdpDatapath:
         self.store = store_of(arrays)
         self._tables = tables = Tables(arrays)
         self.source = tables.source
-        self.put_key, self.fence = tables.put_key, tables.fence
+        self.put_key = tables.put_key
         self.socket = self._open(address, port, receive_buffer)
         self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
         self._closed = False

@@ -80,9 +80,7 @@ class XdpDatapath:
         self._loaded, self.maps = loaded, loaded.maps
         try:
             self.store: Store = store_of(self.maps.arrays)
-            self.fence = barrier.full
             self.source = EventRing(self.maps.fds[EVENTS], self.maps.fds["slot_locks"], self.store.sum_rows)
-            barrier.register()
             self.socket = bound_socket(
                 address, [asked.port], _RECEIVE_BYTES,
                 "or another interface, since the xdp datapath takes one rank and one job an interface. Or end the "
