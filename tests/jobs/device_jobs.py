@@ -14,13 +14,6 @@ from tailbound.torch import register, state
 from tailbound.torch.paths import Paths
 
 
-def parity(rank: int) -> None:
-    """The hook's job; buckets of rank 1 are coded as on a device, those of rank 0 by the host."""
-    if rank == 1:
-        state.Paths = functools.partial(Paths, host_form=PLAIN)  # type: ignore[assignment, misc]
-    jobs.parity(rank)
-
-
 def failing(rank: int) -> None:
     """Rank 0's device fails in the second step: its backward pass says so, and does not hang.
 

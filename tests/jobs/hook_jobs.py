@@ -1,4 +1,4 @@
-"""What the processes of the further tests of the hook do: what DDP and others do around it."""
+"""What the processes of the further tests of the hook do: what DDP and others do around it, and the way back to DDP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_jobs as jobs
-from tailbound.torch import TailboundState, allreduce_hook, register
+from resync_jobs import SETTINGS
+from tailbound.errors import ConfigError
+from tailbound.torch import TailboundState, allreduce_hook, batches, register
 
 
 class Shuffled(nn.Module):
@@ -120,3 +122,35 @@ def beside(rank: int) -> None:
         assert two.synchronize()
     assert len(jobs.errors) == 16
     assert sum(jobs.errors) / len(jobs.errors) <= jobs.BOUND
+
+
+def detached(rank: int) -> None:
+    """Some steps over Tailbound, then some of plain DDP, in one loop.
+
+    Gradients are the exact mean of all ranks then; nothing is sent any more, and calls that need the job say so.
+    """
+    net, plain = (DDP(jobs.model(), bucket_cap_mb=0.05) for _ in range(2))
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu")
+    state = register(net, optimizer=optimizer, scaler=scaler, **SETTINGS)
+    for step in batches(range(10), state):
+        jobs.passes([net], rank, step)
+        if step >= 5:
+            with state.hold():
+                plain.load_state_dict(net.state_dict())
+                jobs.passes([plain], rank, step)
+                assert jobs.nmse(jobs.gradient(net), jobs.gradient(plain)) < 1e-12
+        optimizer.step()
+        state.boundary()
+        if step == 4:
+            if rank == 1:  # as of a rank that was away while the others overflowed
+                scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**10})
+            assert state.detach()
+            ops = state.stats()["counters"]["ops"]
+    for call in (state.synchronize, state.catch_up, state.detach):
+        with pytest.raises(ConfigError, match=f"{call.__name__}.*was detached"):
+            call()
+    assert state.stats()["counters"]["ops"] == ops
+    state.close()
+    assert scaler.get_scale() == 2.0**16
+    assert jobs.same_everywhere(jobs.state_digest(net, optimizer))

@@ -17,7 +17,6 @@ import device_jobs  # noqa: F401
 import elastic_jobs  # noqa: F401
 import fsdp_jobs  # noqa: F401
 import hook_jobs  # noqa: F401
-import quorum_jobs  # noqa: F401
 import register_jobs  # noqa: F401
 import scaler_jobs  # noqa: F401
 from tailbound import prepare

@@ -41,7 +41,7 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "scales are those of the tensors when DDP orders its bucket anew": (2, "hook_jobs.rebuilt"),
     "a rank with NaN abstains": (3, "torch_jobs.abstaining", 1),
     "bits change, error feedback says what codes clip; other buckets, options and states are refused": (
-        2, *turns("torch_jobs", "switching", "feedback", "other_layout", "refusals"),
+        2, *turns("torch_jobs", "switching", "feedback", "refusals"),
     ),
     "loops train as under plain DDP": (3, "loop_jobs.parity", 1, *LOOPS, "sparse", "joined", "unused", "compiled"),
     "torch's compression wrappers, and a compiled backward pass": (2, *turns("hook_jobs", "wrapped", "compiled")),
@@ -53,17 +53,13 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "a job ends with its model": (2, "register_jobs.dropped"),
     "a compiled step leaves the hook alone": (2, "register_jobs.compiled_step"),
     # buckets that go the way of a device; train is the job of test_cuda, so that what it asks for is known to be right
-    "a device's gradients are those of plain DDP": (2, "device_jobs.parity"),
     "a device that fails fails the backward pass": (2, "device_jobs.failing"),
     "a device trains and synchronizes": (2, "device_jobs.train", "cpu", "bfloat16"),
     # replicas that come apart
     "slices make a rank equal that has lost results": (3, "resync_jobs.drifting"),
     "the others wait for a rank that holds": (3, "resync_jobs.holding"),
     "a rank that keeps the GIL once it has launched holds up no other": (3, "resync_jobs.keeping"),
-    "one of four is cut off and trains nothing": (4, "quorum_jobs.cut", {3}, {0, 1, 2}, 150),
-    "one of two is cut off: nothing is trained": (2, "quorum_jobs.cut", {0}, set(), 40),
-    "halves are cut off: nothing is trained": (4, "quorum_jobs.cut", {0, 1}, set(), 40),
-    "a model that is detached goes on as plain DDP": (3, "quorum_jobs.detached"),
+    "a model that is detached goes on as plain DDP": (3, "hook_jobs.detached"),
     # loss scales
     "a rank that overflows lowers the scale of all, while packets get lost": (
         3, "scaler_jobs.stock", 1, [(), (1,), (), (), (2,), (), (), ()], 0.05,

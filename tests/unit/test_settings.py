@@ -122,6 +122,7 @@ def test_what_may_be_given_as_a_variable_and_as_an_argument(name: str, text: str
         *(("safeguard", text, "NAME=VALUE,... of skip, stop") for text in ("warn=0.5", "skip", "skip=much")),
         ("safeguard", "skip=1.5", "give a fraction of 0..1"),
         ("resync_period", "-1", "a whole number of at least 0"),
+        ("resync_share", "-0.5", "give 0 or more"),
         ("rate", "fast", "not a rate of 8kbit..400gbit: write"),
     ],
 )
