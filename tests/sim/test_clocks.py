@@ -156,16 +156,6 @@ def test_a_new_layout_a_checkpoint_a_rank_without_data_and_a_hold_that_falls_sil
     assert job.durations(holds, end, range(1, ranks))[-1] < 3 * S
 
 
-def test_one_percent_of_rows_lost_is_repaired() -> None:
-    jobs = [Job(4, 26, loss=0.01, seed=seed) for seed in (1, 2)]
-    ops = [done for job in jobs for node in job.nodes for done in node.over]
-    assert sum(done.outcome.missed == 0 for done in ops) >= 0.97 * len(ops)
-    assert max(job.missing(0, 26) for job in jobs) < 0.002
-    settled = [done for done in ops if done.step >= SETTLED]
-    # 5.4 % of all halves end by their deadline
-    assert sum(done.outcome.deadline_hits for done in settled) <= 0.08 * 2 * len(settled)
-
-
 @pytest.mark.parametrize("seeds", [range(1, 9), pytest.param(range(9, 25), marks=pytest.mark.thorough)])
 def test_ranks_that_wait_for_a_core_are_waited_for(seeds: range) -> None:
     """Wake-ups of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
@@ -294,12 +284,3 @@ def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
     assert void[0] == void[1]
     assert 4 <= len(void[0]) <= 6
     assert job.bad_steps(40, 49) == []
-
-
-@ranks(4)
-def test_one_rank_skips_a_bucket_once(ranks: int) -> None:
-    """The tags disagree from that op on, and both ranks are named: rows are refused, never summed as something else."""
-    skipped, both = (ranks - 1, SETTLED + 1), {0: BUCKET, 1: BUCKET >> 1}
-    job = Job(ranks, SETTLED + 6, sizes=lambda *at: {1: BUCKET >> 1} if at == skipped else both)
-    assert any(f"rank {ranks - 1}" in error and f"op {SETTLED + 1}.0" in error for error in job.errors)
-    assert job.missing(0, SETTLED) == 0

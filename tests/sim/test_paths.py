@@ -1,8 +1,7 @@
-"""What ranks learn of time and links, in virtual time: deadlines, pacing, lost bursts and a smaller MTU."""
+"""What ranks learn of time and links, in virtual time: deadlines, lost bursts and a smaller MTU."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 
@@ -16,9 +15,6 @@ from tailbound.transport.config import FLOOR
 from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound_lab.simulate.fabric import MS, S, Terms
-from tailbound_lab.simulate.layouts import arrange
-from tailbound_lab.simulate.ports import Switching
-from tailbound_lab.simulate.steps import Team
 
 RANKS, WIDTH = 3, 64
 NUMEL = 4 * 64 * WIDTH
@@ -65,20 +61,6 @@ def test_where_some_rows_are_always_lost_a_deadline_leaves_time_to_ask_for_them(
         outcomes = [outcome for op in range(120) for _, outcome in job.averaged(NUMEL, op % 2)[1]][60 * RANKS :]
         assert sum(o.delivered for o in outcomes) > 0.9995 * sum(o.expected for o in outcomes)
         assert all(c.job.deadlines.advertised < 500 * MS for c in job.communicators)
-
-
-# -- marks slow senders before a queue drops (clock-24) --------------------------------------------------------------
-
-
-def test_marks_of_a_shallow_queue_slow_its_senders() -> None:
-    """Rows of the rank that is late meet those of others. Rule: clock-24."""
-    switching = Switching(rate=10**8, buffer=64 << 10, mark=16 << 10)
-    with contextlib.closing(Team(arrange("flat", 4, 1 << 17), switching, 1)) as team:
-        team.late = 4 * MS
-        steps = [team.step() for _ in range(4)]
-        assert any(node.engine.job.flow.snapshot()["slowed"] for node in team.worlds[0].nodes)
-    assert sum(step.marks for step in steps) > 0
-    assert not any(step.dropped for step in steps)
 
 
 # -- rows stop arriving where small packets do ------------------------------------------------------------------------

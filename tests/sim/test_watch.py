@@ -1,4 +1,4 @@
-"""Jobs in virtual time: books of what was lost on purpose, safeguards, and alerts that name a rank or a link once."""
+"""Jobs in virtual time: safeguards, and alerts that name a rank or a link once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from sim.team import Member, SimTeam, sim_team
-from support import Trouble, balanced, gradients, hasty, patient
+from support import Trouble, gradients, hasty, patient
 from tailbound.collective import alerts
 from tailbound.errors import TransportError
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
 
-# -- the books, and safeguards that bind all ranks ---------------------------------------------------------------------
+# -- safeguards that bind all ranks ------------------------------------------------------------------------------------
 
 
 WIDTH = 64
@@ -25,31 +25,6 @@ NUMEL = 8 * 64 * WIDTH
 CONTRIBUTIONS = frozenset({PacketType.CONTRIBUTION})
 #: Nothing is repaired and rows stay where they are, so that every lost packet shows once, and where it was lost.
 PLAIN: dict[str, Any] = {"width": WIDTH, "ring_mib": 1.0, "repair": False, "share_rows": False, "quiet": 50 * MS}
-
-
-@pytest.mark.parametrize(
-    ("kind", "stage"), [(PacketType.CONTRIBUTION, "contributions"), (PacketType.RESULT, "results")]
-)
-def test_rows_lost_on_purpose_are_booked_as_lost(kind: PacketType, stage: str) -> None:
-    """Per sender and receiver, to the packet: two countings that know nothing of each other."""
-    with sim_team(3, patient(**PLAIN)) as job:
-        job.averaged(NUMEL, 99)
-        troubles = job.trouble(lambda: Trouble(7, loss=0.03, duplicate=0.03, types=frozenset({kind})))
-        for op in range(6):
-            assert not any(outcome.error for _, outcome in job.averaged(NUMEL, op)[1])
-        lost = doubled = 0
-        for rank, member in enumerate(job.communicators):
-            stats = member.stats()
-            assert all(balanced(entry) for each in stats["ledger"].values() for entry in each.values())
-            assert stats["rows_summed"] == sum(e["taken"] for e in stats["ledger"]["contributions"].values())
-            for peer, entry in stats["ledger"][stage].items():
-                assert entry["lost"] == troubles[int(peer)].dropped.get((rank, kind), 0), (rank, peer)
-                assert entry["absent"] == entry["refused"] == entry["late"] == 0
-                assert entry["expected"] == entry["taken"] + entry["lost"]
-                lost += entry["lost"]
-                doubled += entry["duplicated"]
-        assert lost > 20
-        assert 20 < doubled <= sum(trouble.doubled for trouble in troubles)
 
 
 def test_an_op_fails_where_all_frames_come_in_pieces() -> None:

@@ -62,7 +62,6 @@ class Trouble:
     types: frozenset[PacketType] | None = None
     to: frozenset[int] | None = None
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, type): packets
-    doubled: int = 0
 
     def begin(self, rank: int) -> Trouble:
         """Troubles what ``rank`` sends from now on, always alike."""
@@ -99,7 +98,6 @@ class Trouble:
             out.append(packet)
             if self._random.random() < self.duplicate:
                 out.append(packet)
-                self.doubled += 1
         return out
 
 
