@@ -16,7 +16,7 @@ import cases
 import packed
 import veths
 from bpf_calls import run_tc
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import net, pin, syscalls
 from tailbound.kernel.fanout import Fanout, attach_tcx
 from tailbound.kernel.pin import Receiver
@@ -196,11 +196,6 @@ def test_no_suspect_leads_unless_all_are(attach: Make) -> None:
     ):
         fanout.live({1, 2, 3, 4}, suspects)
         assert (fanout.lead, order[:3].tolist()) == (lead, copies)
-
-
-def test_an_interface_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="no interface"):
-        Fanout.attach("nowhere0", SOURCE, PORT)
 
 
 # -- attaching ----------------------------------------------------------------------------------------
