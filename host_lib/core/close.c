@@ -250,8 +250,8 @@ static void tb_close_second(const struct tb_owner *w, struct tb_own_op *o, __s64
 	tb_charge((struct tb_overtime *)t->overtime, tb_half_of(o, 1), now);
 	tb_point_own(t, o);
 	o->present = tb_gather(t, o, came);
-	tb_order((const struct tb_source *)
-			 w->source); /* presence was read; rows are read after it */
+	/* presence was read; rows are read after it */
+	tb_order((const struct tb_source *)w->source);
 	o->overwritten = tb_read(t, o, o->switched ? w->form : 0);
 	if (o->switched)
 		came[t->ranks] -= o->overwritten;
