@@ -262,8 +262,7 @@ static void tb_close_second(const struct tb_owner *w, struct tb_own_op *o, __s64
 }
 
 /* The same, and decodes them; what cannot wait, or 0: then it is done. */
-static __u32 tb_collect(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s,
-			__s64 now)
+static __u32 tb_decode(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now)
 {
 	__u32 found;
 
@@ -277,7 +276,7 @@ static __u32 tb_collect(const struct tb_owner *w, struct tb_own_op *o, struct tb
 TB_EXPORT __u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s,
 			  __s64 now)
 {
-	__u32 found = tb_collect(w, o, s, now);
+	__u32 found = tb_decode(w, o, s, now);
 
 	tb_away(s, TB_AWAY_MIDST, found);
 	return found;
@@ -297,5 +296,5 @@ struct tb_own_op *tb_complete(const struct tb_terms *t)
 __u32 tb_finish_alone(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now)
 {
 	/* one that has no deputy has no thread either, and no time passes (tailbound_lab/simulate) */
-	return o->decode && !o->decoded ? tb_collect(w, o, s->deputy ? s : NULL, now) : 0;
+	return o->decode && !o->decoded ? tb_decode(w, o, s->deputy ? s : NULL, now) : 0;
 }

@@ -131,7 +131,7 @@ def write_residual(
     """
     scratch = threads.scratch
     lay(scratch.call, own, shape, coding, residual, scratch.width, STAGE_CONTRIBUTION)
-    left = _left(data, residual, own, scales, shape, coding, threads.scratch.call_at)
+    left = _left(data, residual, own, scales, shape, coding, scratch.call_at)
     if threads.run(_residual_at, words_at(left), shape.groups) < 0:
         raise ValueError("own codes do not fit the shape")
 
