@@ -639,11 +639,12 @@ TB_EXPORT int tb_stirred(const struct tb_terms *t)
 	return 0;
 }
 
-/* An op is in flight from now on; its halves are empty. */
+/* An op is in flight from now on, behind those that were handed over before; its halves are empty. */
 TB_EXPORT void tb_enter(struct tb_terms *t, struct tb_own_op *o)
 {
 	__u64 *at = &t->first;
 
+	tb_take_handed(t);
 	while (*at)
 		at = &((struct tb_own_op *)*at)->after;
 	*at = (__u64)o;

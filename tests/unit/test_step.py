@@ -426,6 +426,7 @@ def test_the_newest_op_is_that_of_a_live_rank_across_the_wrap(rank: Rank) -> Non
 
 
 def test_ops_enter_in_order_and_leave_in_any(rank: Rank) -> None:
+    """Launched just before the next one is foreseen, an older op came behind it, and counted as published with it."""
     for _ in range(6):
         rank.op()
     for at in (3, 0, -1):
@@ -433,6 +434,10 @@ def test_ops_enter_in_order_and_leave_in_any(rank: Rank) -> None:
         rank.fast.tb_leave(rank.terms.pointer, ctypes.addressof(gone))
     new = rank.op()
     assert rank.turn(MS) == [*rank.ops[:-1], new]
+    handed = launched(rank._sequence, RANKS, 8)
+    rank.fast.tb_hand(rank.terms.pointer, ctypes.addressof(handed))
+    foreseen = rank.op()
+    assert (new.after, handed.after) == (ctypes.addressof(handed), ctypes.addressof(foreseen))
 
 
 def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
