@@ -94,6 +94,18 @@ def test_an_owner_that_was_stopped_knows_that_it_may_have_other_averages() -> No
         assert (outcome.missed, outcome.late, outcome.doubtful) == (0, False, True)
 
 
+def test_a_bucket_of_fewer_rows_than_ranks_does_not_clear_one_that_is_cut_off() -> None:
+    """Between such buckets no rank became suspect, and every op waited for its results until the deadline."""
+    with sim_team(4, settings(hasty())) as job:
+        job.warm_up(NUMEL)
+        job.world.change(3, cut=True)
+        for op in range(4):
+            for numel, starts in ((NUMEL, ()), (WIDTH, (0,))):
+                _, results = job.averaged(numel, op, ranks=range(3), starts=starts)
+        assert [set(member.job.membership.result.suspects) for member in job.communicators[:3]] == [{3}] * 3
+        assert results[0][1].missed == 0
+
+
 # -- layouts --------------------------------------------------------------------------------------------------------
 
 

@@ -37,10 +37,12 @@ def note(job: Job, op: Op) -> None:
 
 
 def _suspect(job: Job, op: Op, absent: set[int]) -> None:
-    """Suspects owners of which nothing came."""
+    """Suspects owners of which nothing came; an op in which a rank owns no rows does not clear it."""
     op.outcome.missing |= absent
-    # who was left out of the map is present again by its contributions, since it has no results to publish
-    without = {p for p in job.membership.result.suspects if not op.place.placement.shares[p]}
-    present = {*job.records.all_contributed(without, op.label)} - job.membership.contribution.suspects
-    absent |= without - present
-    suspect(job, op, absent, ("results",), "published no result for", "its rows count as zero until others own them")
+    placement = op.place.placement
+    without = {p for p in job.peers if not placement.shares[p]} if 0 in placement.shares else set[int]()
+    # who was left out of the map is present by its contributions, since it has no results to publish
+    left_out = without.difference(placement.owner_map.owners)
+    without -= {*job.records.all_contributed(left_out, op.label)} - job.membership.contribution.suspects
+    then = "its rows count as zero until others own them"
+    suspect(job, op, absent, ("results",), "published no result for", then, without)

@@ -6,7 +6,7 @@ Clock-4 to clock-6 and clock-11; and clock-14: who would have met one is suspect
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -65,19 +65,22 @@ def cut_off(job: Speaker, op: Op, half: Half, elapsed: int, flows: Iterable[tupl
     half.cut = cut(elapsed, flows)
 
 
-def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str) -> None:
+def suspect(
+    job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str, idle: Collection[int] = ()
+) -> None:
     """Counts ranks of which nothing came in an op, and tells of those who become suspect by that (clock-14).
 
     Args:
         stages: what was missed, "contributions", "results" or both.
         what: they have not done.
         then: what follows.
+        idle: ranks that had nothing to bring to it.
     """
     in_step, membership = job.in_step and not op.overtaken, job.membership
     halves = {"contributions": membership.contribution, "results": membership.result}
     new: set[int] = set()
     for one in stages:
-        new |= membership.absent(halves[one], absent, op.label, in_step=in_step, step=op.place.step)
+        new |= membership.absent(halves[one], absent, op.label, in_step=in_step, step=op.place.step, idle=idle)
     for rank in sorted(new & membership.suspects):
         if (named := job.records.newest(rank)) is not None:  # else it counts as dead until the next turn
             membership.heard(rank, step_of(named))

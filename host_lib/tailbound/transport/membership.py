@@ -56,8 +56,8 @@ class Suspicion:
         oldest = op_label(step - OLD & STEP_MASK, 0)
         self._first_missed = [op if step_distance(step, step_of(op)) <= OLD else oldest for op in self._first_missed]
 
-    def absent(self, absent: Iterable[int], op: int = 0) -> set[int]:
-        """Takes the ranks absent from one stage of ``op``, in which everybody else was present.
+    def absent(self, absent: Iterable[int], op: int = 0, idle: Collection[int] = ()) -> set[int]:
+        """Takes the ranks absent from one stage of ``op``, in which all others were present or ``idle``.
 
         Returns:
             Ranks that have become suspect by this.
@@ -73,7 +73,7 @@ class Suspicion:
                 self._misses[rank] += 1
                 if self.suspected(rank) and not known:
                     new.add(rank)
-            elif not known or serial_distance(op, self._first_missed[rank]) >= 0:
+            elif rank not in idle and (not known or serial_distance(op, self._first_missed[rank]) >= 0):
                 self.clear(rank)  # else it died after it had sent to this op
         if new:
             self._changed()
@@ -246,10 +246,12 @@ class Membership:
         """This rank was away, stopped or cut off: it suspects no rank in ``step`` (clock-14)."""
         self._back = step
 
-    def absent(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
+    def absent(
+        self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int, idle: Collection[int] = ()
+    ) -> set[int]:
         """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
         woke = self._back is not None and step_distance(step, self._back) <= 0
-        return set() if woke or not in_step else half.absent(absent, op)
+        return set() if woke or not in_step else half.absent(absent, op, idle)
 
     def hold(self, rank: int, now: int, *, again: bool = False) -> None:
         """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16).
