@@ -113,6 +113,9 @@ static void tb_relieve(struct tb_deputy *d)
 	if (!count || !d->away)
 		return;
 	now = tb_clock();
+	/* longer ago: all threads were stopped, and a turn is to notice */
+	if (now - s->awake <= s->stopped)
+		s->awake = now;
 	if (d->away == TB_AWAY_BETWEEN && polled[1].revents) {
 		tb_take_opened(s);
 		tb_close_alone((const struct tb_owner *)s->owner, now);

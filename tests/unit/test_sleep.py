@@ -265,7 +265,7 @@ def test_what_is_readable_and_room_in_a_full_socket_end_it(sleeper: Sleeper) -> 
 
 
 def test_a_deputy_takes_in_what_comes_while_the_thread_waits_for_the_lock(sleeper: Sleeper) -> None:
-    """And leaves to it what only Python can do, also where it has not woken up for a turn, or sends."""
+    """And leaves to it what only Python can do, also where no turn is due, or it sends; and hides no stop."""
 
     def written() -> None:
         sleeper.sock.sendto(bytes(64), sleeper.sock.getsockname())
@@ -279,10 +279,14 @@ def test_a_deputy_takes_in_what_comes_while_the_thread_waits_for_the_lock(sleepe
         now = sleeper.rest.awake = sleeper.queue.said.again = time.monotonic_ns()
         sleeper.rest.end = now + 60_000 * MS
         assert core().waits.tb_sleep(sleeper.rest.pointer, now) == Woken.SEND
+        sleeper.rest.awake = now
         sleeper.event(Event.RESULTS_COMPLETE)
         os.eventfd_write(sleeper.made[1], 1)
         await_that(lambda: sleeper.positions[0], "it is taken in")
+        assert sleeper.rest.awake > now
+        stopped = sleeper.rest.awake = now - 60_000 * MS
         written()
+        assert sleeper.rest.awake == stopped
         assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SEND | Woken.SERVE
         before = sleeper.asking.letters
         core().waits.tb_pump(sleeper.queue.line)
