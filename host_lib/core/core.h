@@ -232,17 +232,15 @@ struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets, st
 			     struct tb_link *link);
 void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, double share, __s64 now);
 void tb_line_close(struct tb_line *l);
-int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_op *o, __u32 label,
-	      __s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count);
+int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label, __s64 until,
+	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count);
 __u64 tb_cancel(struct tb_line *l, __u32 label);
-__u64 tb_finished(struct tb_line *l, __u64 *packets);
 void tb_begin(struct tb_line *l);
-void tb_full(struct tb_line *l, __u32 port, __u32 error);
 int tb_next(struct tb_line *l);
 int tb_took(struct tb_line *l, __u32 taken, __u32 error);
 int tb_pump(struct tb_line *l);
-int tb_pump_alone(struct tb_line *l, __s64 now, int *over);
-void tb_measure(struct tb_line *l, __s64 now);
+void tb_end(struct tb_line *l, __s64 now);
+int tb_pump_alone(struct tb_line *l, __s64 now);
 void tb_time_probes(struct tb_line *l, __s64 now);
 void tb_give_up(struct tb_line *l);
 int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length);
@@ -308,6 +306,7 @@ void tb_remember(struct tb_voice *v, __u32 label, __u32 flags);
 __u32 tb_said(const struct tb_voice *v, __u32 label);
 void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o);
 void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
+void tb_say_left(struct tb_voice *v, const struct tb_own_op *o);
 void tb_ask_others(struct tb_voice *v, __s64 now);
 void tb_question(__s64 *open, __u32 rank, __s64 now, __s64 heard);
 void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);
@@ -395,6 +394,7 @@ __s64 tb_first(const struct tb_sleep *s, __s64 now);
 __s64 tb_peek(struct tb_sleep *s);
 __u32 tb_meanwhile(struct tb_sleep *s);
 void tb_take_opened(struct tb_sleep *s);
+__u32 tb_send_alone(struct tb_sleep *s, __s64 now);
 __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now);
 int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
 

@@ -77,7 +77,7 @@ TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	s->mark = o->label;
 	tb_stamp(s, runs, count);
 	s->head = 0;
-	if (tb_submit((struct tb_line *)w->line, TB_INTERNAL, 1, o, o->label,
+	if (tb_submit((struct tb_line *)w->line, 1, o, o->label,
 		      (o->start ? o->start : o->admitted) + t->stage_max, s->stride, o->burst,
 		      flows, count))
 		return ENOMEM;
@@ -89,17 +89,6 @@ TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	expected->rows = o->rows - o->own;
 	__atomic_store_n(&expected->op, o->label, __ATOMIC_RELEASE);
 	return 0;
-}
-
-/* Sends what has just been queued; what of it only Python can do. */
-static __u32 tb_send_at_once(const struct tb_owner *w, struct tb_sleep *s)
-{
-	int over;
-
-	if (!s || !s->direct)
-		return 0;
-	s->refused = tb_pump_alone((struct tb_line *)w->line, tb_clock(), &over);
-	return over ? TB_WOKEN_SENT : 0;
 }
 
 /* count: rises with every op that is coded. */
@@ -129,7 +118,7 @@ __u32 tb_launch_all(const struct tb_owner *w, struct tb_sleep *s, __s64 now, __u
 			return TB_WOKEN_TURN;
 		}
 		(*count)++;
-		found = tb_send_at_once(w, s);
+		found = s && s->direct ? tb_send_alone(s, tb_clock()) : 0;
 		if (found)
 			return found;
 	}

@@ -7,7 +7,6 @@
 
 #define TB_SHARED_MOST 2
 #define TB_CHANNELS_MOST 32
-#define TB_INTERNAL 9223372036854775807
 #define TB_KEPT_ANSWERS 64
 #define TB_OPENED_MOST 64
 
@@ -151,7 +150,6 @@ _Static_assert(sizeof(struct tb_target) == 120, "tb_target");
 /* What a send queue and Python tell each other; times in ns. */
 struct tb_sending {
 	__s64 now; /* of the pump */
-	__u64 fresh; /* the submission that has just come; 0: none */
 	__s64 again; /* when to pump again; 0: nothing waits, or for a writable socket */
 	__u64 peers[4]; /* bitmap of all ranks that are sent to */
 	__u64 terms; /* struct tb_terms; 0: nothing is known of ranks, and none is probed */
@@ -166,6 +164,7 @@ struct tb_sending {
 	__u64 blocked; /* bitmap of sockets that are not tried again in this pump */
 	__u64 waits; /* times a socket or a device queue was full */
 	__u64 marks; /* struct tb_own_marks; 0: none */
+	__u64 voice; /* struct tb_voice, by which peers hear of rows that leave for a switch; 0: they do not */
 	__u64 sleep; /* struct tb_sleep of the thread that pumps; 0: none */
 	__u64 contributions; /* packets of contributions that have left */
 	__u64 results; /* packets of results that have left */

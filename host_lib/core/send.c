@@ -2,8 +2,9 @@
 /*
  * What waits to be sent (transport/queue.py): order of submissions, bursts in turn, and rates.
  *
- * A pump is tb_begin, then tb_next until it says TB_SEND_DONE: it fills messages for one call over one socket and makes no
- * system call itself. The caller makes it, and says by tb_took what became of them. tb_pump does so with sendmmsg.
+ * A pump is tb_begin, then tb_next until it says TB_SEND_DONE, and tb_end: tb_next fills messages for one call over one
+ * socket and makes no system call itself. The caller makes it, and says by tb_took what became of them. tb_pump does so
+ * with sendmmsg.
  * Probes get their time just before that (tb_time_probes).
  *
  * A flow is a run of packets for one destination. Flows of a submission take turns, a burst of each: the one that is least
@@ -60,7 +61,7 @@ struct tb_flow {
 
 struct tb_item {
 	struct tb_item *after;
-	__u64 id, left, packets; /* packets that have left; copies count, repeats do not */
+	__u64 left, packets; /* packets that have left; copies count, repeats do not */
 	void *owned; /* packets that go with it */
 	struct tb_own_op *op; /* whose rows it has; NULL: of no op in flight */
 	__s64 until;
@@ -371,7 +372,7 @@ TB_EXPORT void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rt
 /* -- submissions ------------------------------------------------------------------------------------------------ */
 
 /* o: whose rows they are, NULL: of no op in flight. runs: destination, address and packets of each. 0, or ENOMEM. */
-TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_op *o, __u32 label,
+TB_EXPORT int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label,
 			__s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count)
 {
 	struct tb_item *item = calloc(1, sizeof(*item) + count * sizeof(*item->flows));
@@ -379,7 +380,6 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_
 
 	if (!item)
 		return ENOMEM;
-	item->id = id;
 	item->op = o;
 	item->label = label;
 	item->until = until;
@@ -387,7 +387,7 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_
 	item->stride = stride;
 	item->largest = largest;
 	item->count = count;
-	item->whole = id == TB_INTERNAL && queue != TB_AGAIN;
+	item->whole = queue != TB_AGAIN && !(o && o->switched);
 	for (i = 0; i < count; i++, runs += 3) {
 		item->flows[i] =
 			(struct tb_flow){ .to = runs[0], .base = runs[1], .total = runs[2] };
@@ -404,12 +404,12 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_
 	return 0;
 }
 
-/* The same of packets that end in the library; owned: memory that goes with them, in any case, or NULL. */
+/* The same; owned: memory that goes with the packets, in any case, or NULL. */
 static int tb_submit_own(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label,
 			 __s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count,
 			 void *owned)
 {
-	if (tb_submit(l, TB_INTERNAL, queue, o, label, until, stride, largest, runs, count)) {
+	if (tb_submit(l, queue, o, label, until, stride, largest, runs, count)) {
 		free(owned);
 		return ENOMEM;
 	}
@@ -468,6 +468,8 @@ static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 	o->left = 1;
 	o->sent_at = l->s->now;
 	o->stirred |= o->switched || tb_half_of(o, 1)->phase != TB_PHASE_OPEN;
+	if (o->switched && item->count && l->s->voice)
+		tb_say_left((struct tb_voice *)l->s->voice, o);
 }
 
 /* The rest of a flow is not sent; returns the packets. */
@@ -529,24 +531,8 @@ static __u64 tb_drop_unwanted(struct tb_line *l, struct tb_item *item)
 	return dropped;
 }
 
-TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
-{
-	struct tb_item *item;
-	__u64 dropped = 0;
-	int i;
-
-	for (i = 0; i < TB_QUEUES; i++)
-		for (item = l->head[i]; item; item = item->after) {
-			if (item->label != label)
-				continue;
-			dropped += tb_drop_item(l, item);
-			item->op = NULL;
-		}
-	return dropped;
-}
-
 /* port had no room, or the device behind it. */
-TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
+static void tb_full(struct tb_line *l, __u32 port, __u32 error)
 {
 	struct tb_sending *s = l->s;
 	struct tb_link *link = l->link;
@@ -809,7 +795,7 @@ static void tb_end_item(struct tb_line *l, int queue)
 		l->tail[queue] = &l->head[queue];
 	if (queue == TB_AGAIN)
 		l->s->copies += item->packets;
-	if (queue == TB_RESULTS && item->id == TB_INTERNAL)
+	if (queue == TB_RESULTS)
 		l->s->results += item->packets;
 	if (item->op && queue == TB_RESULTS)
 		tb_results_left(l, item->op, l->s->now);
@@ -839,36 +825,33 @@ static int tb_repeats(struct tb_line *l, struct tb_item *item)
 	return item->left > 0;
 }
 
-/* Ends the library's own submissions at the head of their queues of which nothing is left; whether others are there. */
-static int tb_end_own(struct tb_line *l)
+/* Ends submissions at the head of their queues of which nothing is left. */
+static void tb_end_items(struct tb_line *l)
 {
 	struct tb_item *item;
-	int i, others = 0;
-
-	for (i = 0; i < TB_QUEUES; i++) {
-		while ((item = l->head[i]) && !item->left && item->id == TB_INTERNAL &&
-		       !tb_repeats(l, item))
-			tb_end_item(l, i);
-		others |= item && !item->left;
-	}
-	return others;
-}
-
-/* A submission at the head of its queue of which nothing is left, or 0; and how many packets of it have left. */
-TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
-{
-	struct tb_item *item;
-	__u64 id;
 	int i;
 
-	if (!tb_end_own(l))
-		return 0;
-	for (i = 0; !(item = l->head[i]) || item->left; i++)
-		;
-	id = item->id;
-	*packets = item->packets;
-	tb_end_item(l, i);
-	return id;
+	for (i = 0; i < TB_QUEUES; i++)
+		while ((item = l->head[i]) && !item->left && !tb_repeats(l, item))
+			tb_end_item(l, i);
+}
+
+TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
+{
+	struct tb_item *item;
+	__u64 dropped = 0;
+	int i;
+
+	for (i = 0; i < TB_QUEUES; i++)
+		for (item = l->head[i]; item; item = item->after) {
+			if (item->label != label)
+				continue;
+			dropped += tb_drop_item(l, item);
+			item->op = NULL;
+		}
+	if (dropped)
+		tb_end_items(l);
+	return dropped;
 }
 
 /* -- a pump ----------------------------------------------------------------------------------------------------- */
@@ -1034,9 +1017,8 @@ TB_EXPORT int tb_next(struct tb_line *l)
 	for (; l->at < l->ordered; l->at++, l->opened = 0) {
 		item = l->order[l->at];
 		if (!l->opened) {
-			if (item->id != s->fresh)
-				s->stale += s->now > item->until ? tb_drop_item(l, item)
-								 : tb_drop_unwanted(l, item);
+			s->stale += s->now > item->until ? tb_drop_item(l, item)
+							 : tb_drop_unwanted(l, item);
 			l->opened = l->moved = 1;
 			l->channel = item->channels;
 		}
@@ -1153,7 +1135,7 @@ TB_EXPORT int tb_pump(struct tb_line *l)
 }
 
 /* Follows how much leaves from when sockets are full until they are not, or for long enough: what the link takes. */
-TB_EXPORT void tb_measure(struct tb_line *l, __s64 now)
+static void tb_measure(struct tb_line *l, __s64 now)
 {
 	struct tb_sending *s = l->s;
 	struct tb_link *link = l->link;
@@ -1175,25 +1157,29 @@ TB_EXPORT void tb_measure(struct tb_line *l, __s64 now)
 	}
 }
 
-/*
- * A pump that begins without Python; over: whether a submission is, of which only that can say what follows. One that is
- * refused a message goes on later, so that nothing is let go of that it has still to come to.
- */
-int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
+TB_EXPORT void tb_end(struct tb_line *l, __s64 now)
 {
 	struct tb_sending *s = l->s;
-	int what;
 
-	s->now = now;
-	s->fresh = 0;
-	tb_begin(l);
-	what = tb_pump_on(l);
-	*over = what || tb_end_own(l);
-	if (*over)
-		return what;
-	tb_measure(l, tb_clock());
+	tb_end_items(l);
+	tb_measure(l, now);
 	if (!(s->left || s->due ||
 	      s->words)) /* another socket of a channel has taken what full ones had no room for */
 		s->again = s->full = 0;
+}
+
+/*
+ * A pump that begins without Python. One that is refused a message goes on later, so that nothing is let go of that it has
+ * still to come to.
+ */
+int tb_pump_alone(struct tb_line *l, __s64 now)
+{
+	int what;
+
+	l->s->now = now;
+	tb_begin(l);
+	what = tb_pump_on(l);
+	if (!what)
+		tb_end(l, tb_clock());
 	return what;
 }

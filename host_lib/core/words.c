@@ -163,6 +163,17 @@ TB_EXPORT void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32
 	tb_tell(v, rank, &head, NULL, 0, 1);
 }
 
+/* Tells all others that the own rows of an op have left for a switch: no other rank hears of these. */
+void tb_say_left(struct tb_voice *v, const struct tb_own_op *o)
+{
+	const struct tb_terms *t = (const struct tb_terms *)v->terms;
+	__u32 p;
+
+	for (p = 0; p < t->ranks; p++)
+		if (p != t->rank && !tb_in(t->gone, p))
+			tb_acknowledge(v, p, o->label, o->layout);
+}
+
 /*
  * Asks a switch for results by sending it the own rows again, with FLUSH where it is to release them. Of the first
  * such time it is noted how many results had come.

@@ -330,7 +330,7 @@ def test_a_probe_waits_for_room_and_is_lost_where_it_is_refused(probed: Probed) 
     queue, kernel, counts = probed.line.queue, probed.line.kernel, probed.line.sender.counts[1]
     kernel.script = [0, errno.EAGAIN]
     assert not probed.burst(0, 1)
-    assert (queue.empty, queue.full, probed.line.done, counts.waits) == (False, 1, [1], 1)
+    assert (queue.empty, queue.full, probed.line.gone, counts.waits) == (False, 1, 1, 1)
     probed.now = MS
     queue.pump(MS)
     assert (queue.empty, queue.full, queue.again, probed.path.sent) == (True, 0, 0, MS + 1)

@@ -49,7 +49,7 @@ class Sleeper:
 
     def __init__(self, sock: UdpSocket) -> None:
         self.made = [os.eventfd(0, os.EFD_NONBLOCK) for _ in Ready]
-        self.told, self.overtime, self.done = Told(), Overtime(0), list[int]()
+        self.told, self.overtime = Told(), Overtime(0)
         self.sender = Sender([sock], {1: sock.getsockname(), 2: ("255.255.255.255", 9)})  # refused: no broadcast
         self.queue = SendQueue(self.sender, Pacer([1, 2], speed=1e6, most=1e6), self.told.peers)
         self.told.terms.overtime = ctypes.addressof(self.overtime)
@@ -190,31 +190,28 @@ def test_of_more_ops_than_there_is_room_for_the_newest_is_noted(sleeper: Sleeper
 
 
 def test_what_a_rate_has_kept_back_leaves_without_python(sleeper: Sleeper) -> None:
-    """What became of it is then seen to: that the submission is over."""
-    queue, rest = sleeper.queue, sleeper.rest
-    queue.submit(7, PacketType.RESULT, [(1, memory(64))], LATER, sleeper.done.append, NOW)
+    queue, rest, rows = sleeper.queue, sleeper.rest, memory(64)
+    queue.submit(7, PacketType.RESULT, [(1, rows)], LATER, NOW)
     assert queue.said.left
     assert NOW < queue.again < END
     assert (sleeper.look_out(), sleeper.look_out(0, queue.again)) == (0, Woken.SEND)  # of no system's socket
     rest.direct = 1
-    while not (found := sleeper.look_out(0, queue.again)):
-        assert sleeper.done == []
-    assert (found, queue.said.left, sleeper.done) == (Woken.SENT, 0, [])
-    queue.go_on(rest.refused)
-    assert (sleeper.done, queue.empty, queue.again) == ([64], True, 0)
+    while not queue.empty:
+        assert sleeper.look_out(0, queue.again) == 0
+    assert queue.said.results == 64
 
 
 def test_what_has_left_is_let_go_of_behind_a_pump_that_goes_on(sleeper: Sleeper) -> None:
-    queue, rest, op = sleeper.queue, sleeper.rest, record_of(OWN_OP)(switched=1)
-    own = LATER, None, NOW, ctypes.addressof(op)
+    queue, rest, op, rows = sleeper.queue, sleeper.rest, record_of(OWN_OP)(switched=1), memory(1)
+    own = LATER, NOW, ctypes.addressof(op)
     queue.pacer.link.opens = LATER
-    queue.submit(1, PacketType.CONTRIBUTION, [(1, memory(1))], *own)
-    queue.submit(2, PacketType.RESULT, [(2, memory(1))], LATER, sleeper.done.append, NOW)
+    queue.submit(1, PacketType.CONTRIBUTION, [(1, rows)], *own)
+    queue.submit(2, PacketType.RESULT, [(2, rows)], LATER, NOW)
     queue.submit(3, PacketType.CONTRIBUTION, [], *own)
     queue.pacer.link.opens, queue.said.again, rest.direct = 0, NOW, 1
     assert (sleeper.look_out(), queue.said.left, op.left) == (Woken.SENT, 1, 0)
     queue.go_on(rest.refused)
-    assert (sleeper.done, queue.empty, op.left) == ([0], True, 1)
+    assert (queue.said.results, queue.empty, op.left) == (0, True, 1)
 
 
 def test_a_thread_is_noticed_that_waits_for_the_interpreter_lock() -> None:

@@ -114,7 +114,7 @@ def test_nothing_is_added_once_sealing_has_returned(path: UdpDatapath) -> None:
                 packets = contributions(r, op)
                 for some in (packets[:third], packets[third:-third], packets[-third:]):
                     go[r].acquire()
-                    queue.submit(op, PacketType.CONTRIBUTION, [(0, some)], 1 << 62, None, 0)
+                    queue.submit(op, PacketType.CONTRIBUTION, [(0, some)], 1 << 62, 0)
                     while not queue.empty:
                         queue.pump(1)
 

@@ -110,11 +110,7 @@ def memory(count: int, seed: int = 1) -> np.ndarray:
 
 
 class Line:
-    """A queue to ranks 1, 2 and 3 over ``sockets``, which do as ``kernel`` is told.
-
-    Attributes:
-        done: packets that have left of each submission that is over.
-    """
+    """A queue to ranks 1, 2 and 3 over ``sockets``, which do as ``kernel`` is told."""
 
     def __init__(
         self, sockets: Sequence[Socket], pacer: Pacer | None = None, shared: Shared | None = None, **more: Any
@@ -124,18 +120,24 @@ class Line:
             self.sender.share(shared)
         self.queue = SendQueue(self.sender, pacer, **more)
         self.kernel = Kernel(self.sender)
-        self.done: list[int] = []
+        self._kept: list[Any] = []
 
     @property
     def taken(self) -> list[tuple[int, int]]:
         return self.kernel.taken
+
+    @property
+    def gone(self) -> int:
+        """Packets that have left of the submissions that are over."""
+        return int(self.queue.said.contributions + self.queue.said.results)
 
     def submit(
         self, op: int, kind: PacketType, *runs: tuple[int, int], now: int = 0, until: int = LATER, **more: Any
     ) -> None:
         """Rows of ``op``, given as (rank, packets)."""
         given = [(rank, memory(count, seed=rank)) for rank, count in runs]
-        self.queue.submit(op, kind, given, until, self.done.append, now, **more)
+        self._kept.append(given)
+        self.queue.submit(op, kind, given, until, now, **more)
 
     def go(self, now: int = 1) -> None:
         """Sockets have room from now on."""

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.announce import announce
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
@@ -46,7 +45,7 @@ class FlowControl:
         job.queue = self.queue = SendQueue(job.sender, pacer, known, job.now)
         pacer.link.own = link
         job.voice.line, job.voice.largest = self.queue.line, pacer.largest(job.voice.width + HEADER_BYTES)
-        self.queue.said.marks = ctypes.addressof(job.marks)
+        self.queue.said.marks, self.queue.said.voice = ctypes.addressof(job.marks), ctypes.addressof(job.voice)
 
     def poll(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits."""
@@ -56,17 +55,11 @@ class FlowControl:
     def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
 
-        Who sends rows to a switch tells the others by READY that they have left, since no other rank hears of them.
+        Of rows for a switch the others are told that they have left (``tb_say_left``).
         """
         job = self._job
-
-        def done(packets: int) -> None:  # what is missing once all have said so was lost
-            announce(job, op, job.peers)
-
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
-        now = job.now()
-        said = done if op.switched and runs else None
-        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, said, now, ctypes.addressof(op))
+        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, job.now(), ctypes.addressof(op))
 
     @property
     def marked(self) -> int:

@@ -1,8 +1,8 @@
 """What waits to be sent: op by op, nothing that is stale, never a sleep (clock-17).
 
 The transport thread submits runs of packets and pumps once a turn. The library keeps them and decides what leaves when
-(``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: what
-follows when a submission is over, and what becomes of packets that were refused.
+(``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: what becomes
+of packets that were refused.
 
 As a rule everything leaves within ``submit``: the queue holds what a full socket or a rate (``pace``) keeps back. Per
 destination the order of submission is kept within results and within contributions, since the last packet of a run says
@@ -39,7 +39,7 @@ from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import INTERNAL, SENDING, PacketType, Sent
+from tailbound.wire.schema import SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
@@ -113,12 +113,7 @@ class SendQueue:
             said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
             said.ways = 2 if peers.by == "thread" else 1
         self._clock = clock
-        #: of each submission that is not over: its packets, whose memory has to stay, and what follows
-        self._items: dict[int, tuple[Sequence[Run], Callable[[int], None] | None]] = {}
-        self._submitted = 0
-        self._packets = ctypes.c_uint64()
         self._refused: tuple[int, int, int] | None = None
-        self._pumping = False
         self.direct = False
         self._told: object = None  # sockets, who goes without GSO and shared channels, as the library knows them
 
@@ -135,7 +130,7 @@ class SendQueue:
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._items or self.said.left or self.said.words or self.said.due)
+        return not (self.said.left or self.said.words or self.said.due)
 
     @property
     def probed_by(self) -> str:
@@ -148,38 +143,30 @@ class SendQueue:
         kind: PacketType,
         runs: Sequence[Run],
         until: int,
-        done: Callable[[int], None] | None,
         now: int,
         op: int = 0,
     ) -> None:
-        """Takes over packets, which must not change until ``done`` or ``cancel``, and sends what can be sent now.
+        """Takes over packets, whose memory has to stay as it is until they have left, and sends what can be sent now.
 
         Args:
             label: op.
             kind: CONTRIBUTION, or what is like a result.
-            runs: may be empty: ``done`` then still waits for its turn among those of its kind.
+            runs: may be empty: ``op`` hears of that in its turn among those of its kind, too.
             until: CLOCK_MONOTONIC in ns; what has not left by then is stale.
-            done: called once, in the order of submission of its kind, with the number of packets that left (those over
-                a shared channel once for every rank).
             now: CLOCK_MONOTONIC in ns.
-            op: address of ``tb_own_op`` whose rows they are: it hears when they have left; 0: none does. Packets of an
-                op are its own, so that without ``done`` nothing more is to be kept.
+            op: address of ``tb_own_op`` whose rows they are: it hears when they have left; 0: none does.
         """
         self.tell()
         runs = [run for run in runs if len(run[1])]
         stride = runs[0][1].shape[1] if runs else 0
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
-        self._submitted = number = self._submitted + 1
-        own = op and done is None
         error = self._core.fast.tb_submit(
-            self.line, INTERNAL if own else number, kind == PacketType.CONTRIBUTION, op, label, until,
-            stride, self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
+            self.line, kind == PacketType.CONTRIBUTION, op, label, until, stride,
+            self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
         )  # fmt: skip
         if error:
             raise MemoryError("no memory for a submission")
-        if not own:
-            self._items[number] = runs, done
-        self.pump(now, number)
+        self.pump(now)
 
     def say(self, rank: int, packet: bytes) -> None:
         """Sends a single packet at once, or in its turn as soon as the first socket has room for it."""
@@ -189,41 +176,19 @@ class SendQueue:
 
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
-        dropped = int(self._core.fast.tb_cancel(self.line, label)) if self.said.left else 0
-        if dropped:
-            self._finish()
-        return dropped
+        return int(self._core.fast.tb_cancel(self.line, label)) if self.said.left else 0
 
-    def pump(self, now: int, fresh: int = 0) -> None:
-        """Sends what may leave now. ``fresh``: the submission that has just come."""
-        said = self.said
-        if self._pumping:  # a callback of ours has submitted more
-            said.again = min(said.again, now) if said.again else now
-            return
-        if not fresh:  # ``submit`` has told
-            self.tell()
-        said.now, said.fresh = now, fresh
-        self._pumping = True
-        try:
-            self._core.fast.tb_begin(self.line)
-            self._end(self._send())
-        finally:
-            self._pumping = False
+    def pump(self, now: int) -> None:
+        """Sends what may leave now."""
+        self.tell()
+        self.said.now = now
+        self._core.fast.tb_begin(self.line)
+        self.go_on(self._send())
 
     def go_on(self, what: int) -> None:
-        """Ends a pump that the library has begun alone (``tb_pump_alone``), and that came to ``what`` (``Sent``)."""
-        self._pumping = True
-        try:
-            self._end(what)
-        finally:
-            self._pumping = False
-
-    def _end(self, what: int) -> None:
+        """Ends a pump that came to ``what`` (``Sent``); the library may have begun it alone (``tb_pump_alone``)."""
         self._insist(what)
-        self._finish()
-        self._core.fast.tb_measure(self.line, self._clock())
-        if self.empty:  # another socket of a channel has taken what full ones had no room for
-            self.said.again = self.said.full = 0
+        self._core.fast.tb_end(self.line, self._clock())
 
     def _send(self) -> int:
         """Sends until all is sent that may be, or a message is refused (``Sent``)."""
@@ -267,13 +232,6 @@ class SendQueue:
         if keys.now is not self._key:
             self._key = keys.now  # the library reads it, when the ring may have let go of it
             self.said.key = address(self._key)
-
-    def _finish(self) -> None:
-        """Says of every submission at the head of its queue that it is over, if it is."""
-        while number := self._core.fast.tb_finished(self.line, ctypes.byref(self._packets)):
-            _, done = self._items.pop(number)
-            if done is not None:
-                done(self._packets.value)
 
     def tell(self) -> None:
         """Tells the library of sockets, shared channels, whom GSO does not reach, and of the key that probes have."""

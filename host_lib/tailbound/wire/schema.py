@@ -747,7 +747,6 @@ SENDING = Struct(
     "What a send queue and Python tell each other; times in ns.",
     (
         Field("now", "s64", "of the pump"),
-        Field("fresh", "u64", "the submission that has just come; 0: none"),
         Field("again", "s64", "when to pump again; 0: nothing waits, or for a writable socket"),
         Field("peers", "u64", "bitmap of all ranks that are sent to", MAX_RANKS // 64),
         Field("terms", "u64", "struct tb_terms; 0: nothing is known of ranks, and none is probed"),
@@ -762,6 +761,7 @@ SENDING = Struct(
         Field("blocked", "u64", "bitmap of sockets that are not tried again in this pump"),
         Field("waits", "u64", "times a socket or a device queue was full"),
         Field("marks", "u64", "struct tb_own_marks; 0: none"),
+        Field("voice", "u64", "struct tb_voice, by which peers hear of rows that leave for a switch; 0: they do not"),
         Field("sleep", "u64", "struct tb_sleep of the thread that pumps; 0: none"),
         Field("contributions", "u64", "packets of contributions that have left"),
         Field("results", "u64", "packets of results that have left"),
@@ -789,9 +789,6 @@ SENDING = Struct(
     ),
 )
 
-
-#: The number of a submission of the library's own: copies and results, which end without Python.
-INTERNAL = (1 << 63) - 1
 
 ASKING = Struct(
     "tb_asking",
@@ -1271,7 +1268,7 @@ class Woken(enum.IntEnum):
     TURN = 1  #: A turn is due.
     SERVE = 2  #: Read what others say that the library leaves to Python.
     SEND = 8  #: Pump: not all sockets are the system's.
-    SENT = 16  #: See to what has become of a pump.
+    SENT = 16  #: See to a message that was refused, and end the pump.
 
 
 #: Written to the first of ``Ready`` where a turn is due; less says that an op was handed over (``tb_hand``).
