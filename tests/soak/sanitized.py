@@ -115,7 +115,8 @@ def _headers(rng: random.Random, count: int) -> None:
         head, key = Header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
         stamp = control.Stamp(memory, states, places, exponents=values, needs=values)
         stamp.write(head, [(0, rows, rows - 1, 0, 0, rows)], 1, key)
-        control.add_flags(memory, states, 1, key)
+        at = map(core.address, (memory, states, key))
+        control.core().fast.tb_add_flags(next(at), memory.shape[1], rows, next(at), 1, next(at))
 
 
 def _answers(rng: random.Random, count: int) -> None:
@@ -192,7 +193,7 @@ def _ops(rng: random.Random, count: int, *, switched: bool) -> None:
         world.terms.at = world.terms.first
         while world.fast.tb_listen(world.terms.pointer, now):
             for half in (half for each in ops for half in (each.first, each.second)):
-                assert all(count <= 256 for count in half.asked.values())
+                assert all(flow.again <= 256 for flow in half.begun)
         for one in [one for one in ops if one.finished]:
             world.fast.tb_leave(world.terms.pointer, ctypes.addressof(one))
             ops.remove(one)

@@ -13,12 +13,11 @@ COOKIE, LABEL = 7, op_label(9, 0)
 def test_records_of_another_job_or_op_are_none() -> None:
     one = Known(Config(rank=1, ranks=3), COOKIE, store_of(allocate(64, 64, 64)), 0)
     record, state = one.store.ops[op_slot(LABEL)], one.store.peer_states[2]
-    record["op"], state["contributed"], state["published"], state["last_ns"] = LABEL, LABEL, LABEL - 1, 50
+    record["op"], state["contributed"], state["published"] = LABEL, LABEL, LABEL - 1
     for cookie, ours in ((COOKIE ^ 1, False), (COOKIE, True)):
         record["cookie"] = state["cookie"] = cookie
         assert (one.records.of(LABEL) is not None) == ours
         assert one.records.all_contributed([2], LABEL) == [2] * ours
         assert not one.records.all_published([2], LABEL)
         assert one.records.all_published([2], LABEL - 1) == [2] * ours
-        assert max(one.heard(0), one.heard(2)) == 50 * ours
     assert one.records.of(LABEL + 1) is None

@@ -161,15 +161,15 @@ class Accounts:
         self.latency.append(outcome.nanoseconds)
         self.flow_bytes = op.flow_bytes
         if self.trace is not None:
-            spans = op.spans
-            spans.encoding, spans.queued, spans.decoding = op.coding, op.own_in, op.collected_at
-            spans.clock, spans.sent, spans.sealed, spans.published = op.start, op.sent_at, op.closed_at, op.published_at
-            if op.launch is not None:
-                op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted
+            assert op.launch is not None
+            launched = op.launch.launched
+            times = {"launched": launched, "admitted": op.admitted, "encoding": op.coding, "queued": op.own_in}
+            times |= {"clock": op.start, "sent": op.sent_at, "sealed": op.closed_at, "published": op.published_at}
+            times |= {"decoding": op.collected_at, "finished": launched + outcome.nanoseconds}
             facts = {"rows": op.place.layout.shape.rows, "map": op.place.placement.owner_map.id}
             facts |= {"expected": outcome.expected, "delivered": outcome.delivered, "missing": len(outcome.missing)}
             facts |= {"late": outcome.late, "skipped": outcome.skipped, "deadline_hits": outcome.deadline_hits}
-            self.trace.add(op.label, op.spans, facts)
+            self.trace.add(op.label, times, facts)
         counters["ops"] += 1
         counters["ops_incomplete"] += outcome.delivered < outcome.expected
         counters["rows_expected"] += outcome.expected

@@ -144,7 +144,6 @@ def finish(job: Job, op: Op) -> None:
         outcome.doubtful |= not owns  # an owner has told others by its results
         job.membership.woke(op.place.step)
     outcome.skipped |= op.overtaken and empty
-    op.spans.finished = job.now()
     op.second.phase = Phase.CLOSED
     note(job, op, job.now())
 

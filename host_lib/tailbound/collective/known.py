@@ -51,7 +51,7 @@ class Records:
         # a field is read out of a column in a fifth of the time that reading it out of a record takes
         states = self.peer_states
         self._cookies, self._contributed, self._published = states["cookie"], states["contributed"], states["published"]
-        self._newest, self._rose = states["newest"], states["last_ns"]
+        self._newest = states["newest"]
         self._labels, self._op_cookies = self.ops["op"], self.ops["cookie"]
         #: pinned maps outlive jobs, and only the program writes the ledger
         self._before = np.broadcast_to(np.uint64(), (schema.MAX_RANKS + 1, schema.VERDICTS))
@@ -79,10 +79,6 @@ class Records:
     def newest(self, rank: int) -> int | None:
         """The newest label that ``rank`` has named; None: none yet."""
         return self._newest.item(rank) if self._cookies.item(rank) == self._cookie else None
-
-    def rose(self, rank: int) -> int:
-        """When a mark of ``rank`` rose last, ns; 0: never."""
-        return self._rose.item(rank) if self._cookies.item(rank) == self._cookie else 0
 
     def verdicts(self, senders: list[int] | slice = slice(None)) -> NDArray[np.uint64]:
         """The ledger of this job, summed over cpus: u64[257, VERDICTS], by sender and verdict; or some lines of it."""
@@ -177,10 +173,6 @@ class Known:
     def spoke(self, rank: int) -> int:
         """When a word of ``rank`` was last read, ns; 0: never."""
         return self.terms.heard[rank]
-
-    def heard(self, rank: int) -> int:
-        """When ``rank`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
-        return max(self.terms.heard[rank], self.records.rose(rank))
 
     def newest(self, own: int) -> int:
         """The newest op label that a live rank has named, or ``own`` if none is newer."""

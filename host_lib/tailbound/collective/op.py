@@ -20,7 +20,6 @@ from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
 from tailbound.kernel.core import core
-from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.steps import label_text
@@ -132,13 +131,6 @@ class Half(record_of(HALF)):  # type: ignore[misc]
             yield Flow.from_address(flow)
             flow = following(at, flow)
 
-    @property
-    def asked(self) -> dict[int, int]:
-        """How many rows were asked for again, by the rank that was asked."""
-        if not self.requested:  # as a rule
-            return {}
-        return {flow.rank: flow.again for flow in self.begun if flow.again}
-
     def gone(self, rank: int, row: int, body: bytes) -> None:
         """``rank`` has none of these rows: they are not awaited; ``body``: a bitmap of places from ``row`` on."""
         core().fast.tb_gone(ctypes.addressof(self), rank, row, body, len(body))
@@ -189,7 +181,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.own, self.sum_seq, self.result_seq = placement.shares[rank], place.sum_seqs[rank], place.result_seq
         self.switched = switched
         self.place, self.buffers = place, buffers
-        self.outcome, self.spans = Outcome(), Spans()
+        self.outcome = Outcome()
         #: the scales that ranks need, by rank; and who knows scales, so it has told none
         self.needs: dict[int, NDArray[np.int16]] = {}
         self.warm = set[int]()

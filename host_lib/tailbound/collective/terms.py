@@ -130,12 +130,6 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         """``rank`` said something at ``now``."""
         core().fast.tb_spoke(ctypes.addressof(self), ctypes.addressof(self.open), rank, now)
 
-    # -- the balance --------------------------------------------------------------------------------------------------
-
-    def left(self, now: int) -> int:
-        """What may still be waited, ns; may be asked by any thread."""
-        return int(core().fast.tb_saved(ctypes.addressof(self), now))
-
     # -- the own thread -----------------------------------------------------------------------------------------------
 
     def woke(self, late: int) -> None:

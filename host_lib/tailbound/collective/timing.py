@@ -188,7 +188,7 @@ def note(job: Speaker, op: Op, now: int) -> None:
                 # who owns nothing has sealed nothing: for it results are on their way from the start
                 sealed=op.closed_at or (now if op.switched else op.start),
                 own=0 if job.self_late or not op.own_present else op.own_in,
-                mended=op.closed_at if op.first.why == Why.COMPLETE and op.first.asked else 0,
+                mended=op.closed_at if op.first.why == Why.COMPLETE and op.first.requested else 0,
                 waited_for=tuple({*job.membership.live} - op.abstainers) if waits else (),
                 suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),
                 owners=tuple(p for p in job.membership.owners if counts[p]),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,7 @@ TRACE_VARIABLE = "TAILBOUND_TRACE"
 OPS_KEPT = 8_192
 
 
-@dataclass(slots=True)
-class Spans:
-    """When an op passed its stages on this rank, CLOCK_MONOTONIC in ns; 0: not (yet)."""
-
-    clock: int = 0  #: a majority was there (c of clock-3)
-    launched: int = 0
-    admitted: int = 0
-    encoding: int = 0
-    queued: int = 0  #: the own rows were handed to the send queue: the first are about to leave
-    sent: int = 0
-    sealed: int = 0
-    published: int = 0
-    decoding: int = 0
-    finished: int = 0
-
-
-#: Name of a stage, where it begins (the first that is known counts) and where it ends, as fields of ``Spans``.
+#: Name of a stage, when it begins (the first that is known counts) and when it ends (``Trace.add``).
 _STAGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("op", ("launched", "clock"), "finished"),
     ("queue", ("launched",), "admitted"),
@@ -58,11 +41,16 @@ class Trace:
 
     def __init__(self, rank: int, keep: int = OPS_KEPT) -> None:
         self._rank = rank
-        self._ops: deque[tuple[int, Spans, Mapping[str, int]]] = deque(maxlen=keep)
+        self._ops: deque[tuple[int, Mapping[str, int], Mapping[str, int]]] = deque(maxlen=keep)
 
-    def add(self, label: int, spans: Spans, facts: Mapping[str, int]) -> None:
-        """Keeps one op that is over, with ``facts`` for its span."""
-        self._ops.append((label, spans, facts))
+    def add(self, label: int, times: Mapping[str, int], facts: Mapping[str, int]) -> None:
+        """Keeps one op that is over, with ``facts`` for its span.
+
+        Args:
+            times: when it passed its stages on this rank, CLOCK_MONOTONIC in ns, 0: never; ``clock``: a majority was
+                there (c of clock-3), ``queued``: the own rows were handed to the send queue.
+        """
+        self._ops.append((label, times, facts))
 
     def chrome(self, events: Iterable[LogEvent] = ()) -> dict[str, Any]:
         """The trace as the object that chrome://tracing loads; ``events`` become instants.
@@ -73,9 +61,9 @@ class Trace:
         made: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "args": {"name": f"rank {self._rank}"}, **where}
         ]
-        for label, spans, facts in self._ops:
+        for label, times, facts in self._ops:
             for name, begins, end in _STAGES:
-                begin, finish = next(filter(None, (getattr(spans, b) for b in begins)), 0), getattr(spans, end)
+                begin, finish = next(filter(None, (times[b] for b in begins)), 0), times[end]
                 if begin and finish >= begin:
                     stage = {"name": f"{name} {label_text(label)}", "cat": name, "id2": {"local": hex(label)}, **where}
                     made.append({"ph": "b", "ts": begin / 1000, "args": facts if name == "op" else {}, **stage})

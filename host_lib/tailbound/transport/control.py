@@ -96,16 +96,3 @@ class Stamp(record_of(STAMP)):  # type: ignore[misc]
         self.head, self.key, self.mark = ctypes.addressof(head), address(key), mark
         packed = [_RUN.pack(*run) for run in runs]
         core().waits.tb_stamp(ctypes.addressof(self), b"".join(packed), len(packed))
-
-
-def add_flags(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int, key: NDArray[np.uint64]) -> None:
-    """Sets ``flags`` in finalised headers, and makes their checks or tags anew.
-
-    Args:
-        packets: u8[T, stride], stride a multiple of 16.
-        states: u64[T, 4], partial checks of the payloads.
-        flags: bits to set; the others stay.
-        key: of the op, as in ``finalise``.
-    """
-    count, stride = packets.shape
-    core().waits.tb_add_flags(address(packets), stride, count, address(states), flags, address(key))
