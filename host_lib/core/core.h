@@ -273,7 +273,7 @@ __u32 tb_launch(const struct tb_owner *w, struct tb_sleep *s, __s64 now);
  * call; 0: all is decoded.
  */
 int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
-__u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came);
+__u32 tb_judge_loss(const struct tb_guard *g, __s64 due, __s64 came);
 int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now);
 int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
 int tb_close_alone(const struct tb_owner *w, __s64 now);

@@ -53,9 +53,8 @@
 #define TB_WOKEN_SENT 16
 
 #define TB_ACTION_NONE 0
-#define TB_ACTION_WARN 1
-#define TB_ACTION_SKIP 2
-#define TB_ACTION_STOP 3
+#define TB_ACTION_SKIP 1
+#define TB_ACTION_STOP 2
 
 /* What headers are made of; arrays by their address, 0: none. */
 struct tb_stamp {
@@ -401,15 +400,12 @@ struct tb_tally {
 };
 _Static_assert(sizeof(struct tb_tally) == 112, "tb_tally");
 
-/* Limits on what is lost of an op, and the loss so far (`transport.safeguard`); fractions. */
+/* Limits on what is lost of an op (`transport.safeguard`); fractions. */
 struct tb_guard {
 	double stop; /* beyond which training ends */
 	double skip; /* beyond which no rank applies the op */
-	double warn; /* beyond which there is a warning */
-	double warn_smoothed; /* the same of smoothed loss */
-	double smoothed; /* of the last ops */
 };
-_Static_assert(sizeof(struct tb_guard) == 40, "tb_guard");
+_Static_assert(sizeof(struct tb_guard) == 16, "tb_guard");
 
 /* Own marks: the highest op whose contributions (results) have been sent in full. */
 struct tb_own_marks {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
 
-from tailbound.collective.tally import Safeguard
 from tailbound.errors import ConfigError
+from tailbound.kernel.core import core
 from tailbound.transport.agreement import Lateness, Shares
 from tailbound.transport.safeguard import Limits
-from tailbound.wire.schema import Action
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import GUARD, Action
 
 MS = 1_000_000
 ALL = (0, 1, 2, 3)
@@ -154,21 +156,13 @@ def test_half_of_those_that_are_there_own_rows_and_two_at_least(
 @pytest.mark.parametrize(
     ("expected", "taken", "action"),
     [
-        *((100, 100, Action.NONE), (100, 90, Action.NONE), (100, 89, Action.WARN), (100, 50, Action.WARN)),
-        *((100, 49, Action.SKIP), (100, 9, Action.STOP), (8, 0, Action.STOP), (7, 0, Action.WARN), (1, 0, Action.WARN)),
+        *((100, 100, Action.NONE), (100, 50, Action.NONE), (100, 49, Action.SKIP), (100, 10, Action.SKIP)),
+        *((100, 9, Action.STOP), (8, 0, Action.STOP), (7, 0, Action.NONE), (0, 0, Action.NONE)),
     ],
 )
 def test_one_op_is_judged_by_its_loss(expected: int, taken: int, action: Action) -> None:
-    assert Safeguard(Limits(skip=0.5, stop=0.9)).judge(expected, taken) == action
-
-
-def test_small_losses_that_stay_are_seen_smoothed_and_by_default_nothing_stops() -> None:
-    guard = Safeguard(Limits())
-    actions = [guard.judge(100, 94) for _ in range(200)]
-    assert (actions[0], actions, actions[-1]) == (Action.NONE, sorted(actions), Action.WARN)
-    assert guard.smoothed == pytest.approx(0.06, rel=0.05)
-    assert [guard.judge(1000, 990) for _ in range(500)][-1] == Action.NONE
-    assert max(guard.judge(1000, 0) for _ in range(500)) == Action.SKIP
+    guard = record_of(GUARD)(stop=0.9, skip=0.5)
+    assert core().fast.tb_judge_loss(ctypes.addressof(guard), expected, taken) == action
 
 
 @pytest.mark.parametrize("wrong", [{"skip": 1.5}, {"stop": -0.1}])

@@ -11,18 +11,20 @@ from tailbound.collective.alerts import Episodes
 from tailbound.collective.buffers import Tally
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.tally import Safeguard
 from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.steps import step_of
+from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import UNKNOWN_SENDER, Action, Flag, Stage, Verdict
+from tailbound.wire.schema import GUARD, UNKNOWN_SENDER, Action, Flag, Stage, Verdict
 
 #: Durations that are kept, for a median and a tail.
 _DURATIONS = 512
 #: Ops running with a majority until a stretch without one is over.
 _WHOLE = 4
+#: A loss that there is not.
+_NEVER = 2.0
 
 
 class Accounts:
@@ -34,8 +36,7 @@ class Accounts:
 
     Attributes:
         ledger: rows by peer and what became of them.
-        contributions: judges contributions to the own rows; its verdict binds all ranks.
-        results: judges the results of others; its verdict is this rank's alone, so it only warns.
+        guard: what contributions to the own rows are judged by, which binds all ranks (``tb_guard``).
         latency: of the last ops, from launch to the end of decode, ns.
         flow_bytes: of one rank's contributions to this one, in the last op.
         trace: the timeline of the last ops; None without ``TAILBOUND_TRACE``.
@@ -43,9 +44,10 @@ class Accounts:
 
     def __init__(self, job: Speaker, complain: Callable[[int], None]) -> None:
         self._job, limits = job, job.config.safeguard
+        given = [_NEVER if limit is None else limit for limit in (limits.stop, limits.skip)]
         self._complain = complain
         self.ledger = Ledger(job.world)
-        self.contributions, self.results = Safeguard(limits), Safeguard(limits)
+        self.guard = record_of(GUARD)(*given)
         self._minority = Episodes(1, _WHOLE)
         self.latency = deque[int](maxlen=_DURATIONS)
         self.flow_bytes = 0
@@ -63,24 +65,16 @@ class Accounts:
         tally = op.buffers.tally[Stage.CONTRIBUTIONS]
         self._complain_of(tally)
         if op.action:
-            action = Action(op.action)
-            why = self.contributions.why(action, tally.judged, tally.judged_came)
-            self._say(op, action, f"of the contributions to rank {self._job.rank}: {why}")
+            self._say(op, Action(op.action), 1 - tally.judged_came / tally.judged)
 
     def collected(self, op: Op) -> None:
         """Says what the second half of an op came to, and obeys what the owners' flags say of it."""
         job, tally = self._job, op.buffers.tally[Stage.RESULTS]
         flags = tally.flags
         self._complain_of(tally)
-        expected, taken = tally.judged, tally.judged_came
-        if op.switched:  # what contributors bring is in the counts of the results
-            expected, taken = op.outcome.expected, op.outcome.delivered
         op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
         told, flags = flags & (Flag.SKIP | Flag.STOP), flags | op.say
         self._look_at_quorum(op, tally)
-        if action := self.results.judge(expected, taken):
-            why = self.results.why(action, expected, taken)
-            self._say(op, Action.WARN, f"of the results for rank {job.rank}: {why}")
         if not flags & (Flag.SKIP | Flag.STOP):
             return
         op.outcome.doubtful |= not told
@@ -177,8 +171,10 @@ class Accounts:
         counters["ops_late"] += outcome.late
         counters["clipped"] += outcome.clipped
 
-    def _say(self, op: Op, action: Action, what: str) -> None:
-        job = self._job
-        job.counters[f"safeguard_{action.name.lower()}"] += 1
+    def _say(self, op: Op, action: Action, loss: float) -> None:
+        job, what = self._job, action.name.lower()
+        job.counters[f"safeguard_{what}"] += 1
         level = logging.WARNING if action < Action.STOP else logging.ERROR
-        job.events.emit("loss", f"op {op.name}, {what}", level=level, op=op.name, action=action.name.lower())
+        limit = getattr(job.config.safeguard, what)
+        text = f"op {op.name}: {loss:.1%} of the contributions to rank {job.rank} are lost, more than {limit:.1%}"
+        job.events.emit("loss", text, level=level, op=op.name, action=what)

@@ -33,7 +33,7 @@ Turn = Literal["begins", "lasts", "over"]
 _LATE, _IN_TIME = 8, 8
 #: Rows of a window in which loss is measured.
 WINDOW = 2000
-#: A link that loses a larger share is named (as smoothed loss is, in ``safeguard``); below the other it is well.
+#: A link that loses a larger share is named; below the other it is well.
 NAMED, WELL = 0.02, 0.005
 #: A rank that is late is named where that is worth it: by so much, ns, and such a part of a step.
 _MATTERS, _OF_A_STEP = 20 * MS, 8

@@ -64,7 +64,7 @@ class Job(Speaker):
         self.owner = Owner(
             self.terms.pointer, datapath.source.pointer, self.flow.queue.line,
             ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
-            ctypes.addressof(self.accounts.contributions), mean_entry(), self.threads.scratch.memory_at,
+            ctypes.addressof(self.accounts.guard), mean_entry(), self.threads.scratch.memory_at,
             ctypes.addressof(self.voice), address(self.store.expect_results), GROUP_ROWS * self.threads.alone,
             FORMS[config.switch.form] if config.switch else 0,
         )  # fmt: skip

@@ -54,10 +54,6 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "suspects": sorted(job.membership.suspects),
         "dead": sorted(job.membership.dead(step_of(job.sequence.upcoming))),
         "gone": sorted(job.membership.gone),
-        "safeguard": {
-            "contributions": job.accounts.contributions.smoothed,
-            "results": job.accounts.results.smoothed,
-        },
         "traffic": job.flow.snapshot(),
         "choice": job.channels.snapshot(),
         "events": _events(job, _EVENTS),
@@ -74,7 +70,6 @@ def alone() -> dict[str, Any]:
     found: dict[str, Any] = {name: {} for name in tables} | {n: [] for n in ("suspects", "dead", "gone", "events")}
     found["status"] = {"rank": 0, "ranks": 1, "delivered": 1.0}
     found["ledger"] = {stage.name.lower(): {} for stage in Stage}
-    found["safeguard"] = {"contributions": 0.0, "results": 0.0}
     return {**found, **found["status"], "datapath": "none", "authenticated": "off", "rows_summed": 0}
 
 

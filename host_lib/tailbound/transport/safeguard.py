@@ -1,8 +1,8 @@
-"""Limits on measured loss: what calls for a warning, an op that is skipped, an end. Pure.
+"""Limits on measured loss: what calls for an op that is skipped, or an end. Pure.
 
-``collective.tally`` judges by them. Every row has one owner, and an owner's verdict travels in the flags of its result
-rows: so all ranks that have a row of it decide alike, without a word more. Loss here is what is missing of ranks that
-did bring rows, or are waited for and said that they had sent them (clock-15).
+``host_lib/core/close.c`` judges by them. Every row has one owner, and an owner's verdict travels in the flags of its
+result rows: so all ranks that have a row of it decide alike, without a word more. Loss here is what is missing of ranks
+that did bring rows, or are waited for and said that they had sent them (clock-15).
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from tailbound.errors import ConfigError
-
-#: Loss of one op, and smoothed loss, above which there is a warning.
-WARN_OP, WARN_SMOOTHED = 0.10, 0.02
 
 
 @dataclass(frozen=True)

@@ -1024,13 +1024,10 @@ TALLY = Struct(
 
 GUARD = Struct(
     "tb_guard",
-    "Limits on what is lost of an op, and the loss so far (`transport.safeguard`); fractions.",
+    "Limits on what is lost of an op (`transport.safeguard`); fractions.",
     (
         Field("stop", "f64", "beyond which training ends"),
         Field("skip", "f64", "beyond which no rank applies the op"),
-        Field("warn", "f64", "beyond which there is a warning"),
-        Field("warn_smoothed", "f64", "the same of smoothed loss"),
-        Field("smoothed", "f64", "of the last ops"),
     ),
 )
 
@@ -1224,9 +1221,8 @@ class Action(enum.IntEnum):
     """What a limit on loss calls for (``transport.safeguard``); the larger wins."""
 
     NONE = 0  #: Nothing.
-    WARN = 1  #: A warning.
-    SKIP = 2  #: No rank applies the op.
-    STOP = 3  #: Training ends.
+    SKIP = 1  #: No rank applies the op.
+    STOP = 2  #: Training ends.
 
 
 class Found(enum.IntEnum):
