@@ -60,19 +60,17 @@ static __always_inline __u32 tb_slot_judge(const struct tb_control *control,
 					   const struct tb_slot *slot, __u32 sealed_op,
 					   const struct tb_packet *p)
 {
-	__u32 tag;
+	__u32 tag = tb_tag(p->cookie, p->op, slot->cookie, slot->op);
 
+	if (tag == TB_TAG_SAME && tb_rank_in(slot->ranks, p->sender))
+		return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR
+						 : TB_VERDICT_DUPLICATE;
 	if (tb_distance(p->op, sealed_op) <= 0)
 		return TB_VERDICT_LATE;
-	tag = tb_tag(p->cookie, p->op, slot->cookie, slot->op);
 	if (tag == TB_TAG_NEWER)
 		return TB_VERDICT_STALE_OP;
-	if (tag == TB_TAG_SAME) {
-		if (tb_rank_in(slot->ranks, p->sender))
-			return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR
-							 : TB_VERDICT_DUPLICATE;
+	if (tag == TB_TAG_SAME)
 		return TB_VERDICT_ADDED;
-	}
 	return tb_over(control, slot->cookie, slot->op) ? TB_VERDICT_STORED : TB_VERDICT_FUTURE_OP;
 }
 

@@ -98,8 +98,8 @@ def exercise(path: XdpDatapath, wire: list[str]) -> None:
     assert control_packets(path) == [cases.ready()]
     assert path.store.slots["count"][cases.SEQ & 63] == 1
     assert path.store.results[cases.RESULT_SEQ & 127, : cases.CODES].tobytes() == cases.codes(101)
-    path.source.seal(cases.OP, cases.SEQ, 1)
-    send(wire, cases.contribution())
+    path.source.seal(cases.OP, cases.SEQ, 2)
+    send(wire, cases.contribution(seq=cases.SEQ + 1))
     assert counted(path, 5) == verdicts | {Verdict.LATE: 1}
 
 

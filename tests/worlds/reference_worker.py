@@ -367,14 +367,14 @@ class ReferenceTables:
         """kernel-16."""
         at = p.seq % len(self.arrays["slots"])
         record, r = self.arrays["slots"][at], self._record(p)
+        same = self._is_of(record, p)
+        if same and has(record["ranks"], p.sender):
+            return Verdict.DUPLICATE_REPAIR if p.flags & Flag.REPEAT else Verdict.DUPLICATE
         if serial(p.op, int(self.arrays["slot_locks"][at]["sealed_op"])) <= 0:
             r["late"] += 1
             return Verdict.LATE
-        same = self._is_of(record, p)
         if not same and record["cookie"] == p.cookie and serial(int(record["op"]), p.op) > 0:
             return Verdict.STALE_OP
-        if same and has(record["ranks"], p.sender):
-            return Verdict.DUPLICATE_REPAIR if p.flags & Flag.REPEAT else Verdict.DUPLICATE
         if not same and not self._over(record):
             return Verdict.FUTURE_OP
         row, before = self.arrays["sums"][at].view(np.uint16), None
