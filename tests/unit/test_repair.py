@@ -31,7 +31,7 @@ ROWS, RANKS, AT_ONCE = 100, 32, 8
 #: Of the op whose rows arrive, and its first row; the ring.
 OP, SEQ, RING = 7 << 10, 0xFFFFFF80, 4096
 STEP, LOOK, PATIENCE = 3 * MS, MS, 10 * MS
-WINDOW = FLOOR // 40
+WINDOW = FLOOR // 250
 _Op = record_of(OWN_OP)
 
 

@@ -47,7 +47,7 @@ class Path(record_of(ANSWERS)):  # type: ignore[misc]
     twice: int
 
     def __init__(self, floor: int) -> None:
-        super().__init__(floor, floor // 5, floor // 40)
+        super().__init__(floor, floor // 5, floor // 250)
 
     def settled(self, requested: int, twice: int, *, probed: bool) -> None:
         """A half is over that requested so many rows.
@@ -62,7 +62,7 @@ class Path(record_of(ANSWERS)):  # type: ignore[misc]
         if 2 * new > requested and not probed:
             self.window = min(self.floor, 2 * self.window)
         else:
-            self.window = max(self.floor // 40, self.window - self.window // 16)
+            self.window = max(self.floor // 250, self.window - self.window // 16)
 
 
 class Repairs:
