@@ -45,17 +45,17 @@ TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
 }
 
 /*
- * took after its request, first after the first of several. Where there were several, the answer may be to any of them
- * (Karn): it took the usual time and twice what that varies, within these bounds. A lost request does not count as a
- * slow answer.
+ * took after its request, first after the first of several (Karn). An answer that came too soon after the last was to one
+ * before, so the timeout was too short. One without a usual time to compare with took the timeout. A lost request does not
+ * count as a slow answer.
  */
 TB_EXPORT void tb_answered(struct tb_answers *p, __s64 took, __s64 first)
 {
 	double off;
 
-	if (first > took)
-		took = tb_least(first, tb_most(took, p->guess ? p->guess
-							      : p->usual + (__s64)(2 * p->varies)));
+	if (first > took && (p->guess || took < p->usual / 2))
+		took = tb_least(first,
+				tb_most(took, p->guess ? p->guess : tb_pto(p) + tb_pto(p) / 4));
 	p->guess = 0;
 	if (!p->usual) {
 		p->usual = took;

@@ -249,6 +249,17 @@ def test_a_lost_request_is_no_slow_answer(known: int) -> None:
     assert pto_of(path) <= 6 * MS
 
 
+def test_answers_to_earlier_requests_alone_lengthen_the_timeout() -> None:
+    """By each answer after several requests it grew, up to its bound: few requests were left within ``insist``."""
+    path = Path(FLOOR)
+    for _ in range(100):
+        answered(path, MS, 3 * MS)
+    assert pto_of(path) <= 2 * MS
+    for _ in range(100):
+        answered(path, MS // 4, 40 * MS)
+    assert pto_of(path) >= 30 * MS
+
+
 def test_the_reordering_window_widens_where_rows_come_twice() -> None:
     path, ever = Path(FLOOR), 0
     for twice, probed, times, window in (
