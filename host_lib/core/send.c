@@ -1163,8 +1163,8 @@ TB_EXPORT void tb_end(struct tb_line *l, __s64 now)
 
 	tb_end_items(l);
 	tb_measure(l, now);
-	if (!(s->left || s->due ||
-	      s->words)) /* another socket of a channel has taken what full ones had no room for */
+	/* nothing waits: another socket of a channel has taken what full ones had no room for */
+	if (!(s->left || s->due || s->words))
 		s->again = s->full = 0;
 }
 

@@ -115,8 +115,8 @@ def _headers(rng: random.Random, count: int) -> None:
         head, key = Header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
         stamp = control.Stamp(memory, states, places, exponents=values, needs=values)
         stamp.write(head, [(0, rows, rows - 1, 0, 0, rows)], 1, key)
-        at = map(core.address, (memory, states, key))
-        control.core().fast.tb_add_flags(next(at), memory.shape[1], rows, next(at), 1, next(at))
+        at, proofs, tagged = (core.address(array) for array in (memory, states, key))
+        control.core().fast.tb_add_flags(at, memory.shape[1], rows, proofs, 1, tagged)
 
 
 def _answers(rng: random.Random, count: int) -> None:

@@ -29,6 +29,8 @@ RESERVE = MOST // 2
 #: How long answers and waits for a core last at most: after more a rank was stopped, which says nothing about the next
 #: time.
 LONGEST = 400 * MS
+#: Part of the floor that the reordering window has at first, and at least.
+_NARROW = 250
 _FILE = "/proc/thread-self/schedstat"
 #: Longer than three numbers of 64 bits.
 _LENGTH = 64
@@ -47,7 +49,7 @@ class Path(record_of(ANSWERS)):  # type: ignore[misc]
     twice: int
 
     def __init__(self, floor: int) -> None:
-        super().__init__(floor, floor // 5, floor // 250)
+        super().__init__(floor, floor // 5, floor // _NARROW)
 
     def settled(self, requested: int, twice: int, *, probed: bool) -> None:
         """A half is over that requested so many rows.
@@ -62,7 +64,7 @@ class Path(record_of(ANSWERS)):  # type: ignore[misc]
         if 2 * new > requested and not probed:
             self.window = min(self.floor, 2 * self.window)
         else:
-            self.window = max(self.floor // 250, self.window - self.window // 16)
+            self.window = max(self.floor // _NARROW, self.window - self.window // 16)
 
 
 class Repairs:
