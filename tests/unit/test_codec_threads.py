@@ -124,8 +124,8 @@ def test_who_stays_out_of_an_op_lets_no_thread_code_it_any_more(monkeypatch: pyt
         return 1
 
     with contextlib.closing(Threads(2, 64)) as threads:
-        op: Any = Mock(work=threads.work(work, 0, 100_000), launch=Mock(prepare=None))
-        where, rest = ctypes.addressof(op.work), record_of(SLEEP)(stopped=0)
+        op: Any = Mock(buffers=Mock(encodes=threads.work(work, 0, 100_000)), launch=Mock(prepare=None))
+        where, rest = ctypes.addressof(op.buffers.encodes), record_of(SLEEP)(stopped=0)
         assert core().waits.tb_work(where, threads.scratch.memory_at, ctypes.addressof(rest)) == Woken.TURN
         go.set()
         contribute._DO[Do.STAY_OUT](Mock(threads=threads, counters=Counter()), op)

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -25,7 +26,7 @@ from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective import contribute
-from tailbound.collective.buffers import BufferPool
+from tailbound.collective.buffers import BufferPool, Buffers
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
@@ -51,7 +52,8 @@ def pair() -> Iterator[Team]:
 def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
     """DDP's first step is one bucket with everything; from the second on there are the smaller ones."""
     terms: Any = SimpleNamespace(given=0)
-    pool, sequence = BufferPool(rank=0, ranks=2, terms=terms, ring=256), Sequence(2, OwnerMap(0, (0, 1)))
+    pool = BufferPool(partial(Buffers, rank=0, ranks=2), terms, ring=256)
+    sequence = Sequence(2, OwnerMap(0, (0, 1)))
 
     def held(numel: int) -> weakref.ref[object]:
         layout = Layout((0, numel, 0, 1), shape_for(numel, 64, 8), numel, True)

@@ -19,6 +19,7 @@ from tailbound.collective.window import Window
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR
 from tailbound.transport.sequence import Sequence
+from tailbound.wire.packets import DTYPES
 from tailbound.wire.ranks import bitmap, ranks_of
 from tailbound.wire.schema import Found, Phase, Sending, Why
 
@@ -444,17 +445,19 @@ def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
     """Else rows that are right would be refused: a row of an op in progress is not stored over. Rule: kernel-16."""
     order = list[str]()
 
-    class Control(dict[str, Any]):
-        def __setitem__(self, name: str, value: Any) -> None:
+    class Control:
+        first_op = 0
+
+        def __setattr__(self, name: str, value: Any) -> None:
             order.append(name)
 
     sequence = SimpleNamespace(next_label=6, jump=lambda to: None, map=OwnerMap(0, (0, 1)), sum_seqs=[50, 60])
-    store = SimpleNamespace(control=Control(first_op=[0]), result_rows=64)
+    store = SimpleNamespace(control=np.zeros(1, DTYPES["tb_control"]), result_rows=64)
     job: Any = SimpleNamespace(
         rank=0, ranks=2, sequence=sequence, store=store, marks=SimpleNamespace(), turn_keys=lambda step, turns: None,
         terms=None,
     )  # fmt: skip
-    Window(job, SimpleNamespace(), lambda op: None).jump(  # type: ignore[arg-type]
-        SimpleNamespace(step=3, result_seq=100)  # type: ignore[arg-type]
-    )
+    window = Window(job, SimpleNamespace(), lambda op: None)  # type: ignore[arg-type]
+    window._control = Control()
+    window.jump(SimpleNamespace(step=3, result_seq=100))  # type: ignore[arg-type]
     assert order == ["released", "result_base", "sum_base"]

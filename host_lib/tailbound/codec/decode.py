@@ -49,11 +49,11 @@ MISSING = -1
 class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
+    seed: np.uint32
+    rounding: np.uint32
     layout: Groups
     codes: int  #: of a row
     code: CodeFormat
-    seed: np.uint32
-    rounding: np.uint32
     rotate: bool
 
 
@@ -61,12 +61,12 @@ class _Call(NamedTuple):
     """What the pass is called with."""
 
     out: Entries
-    form: _Form
     received: Received
+    form: _Form
 
 
-_call_at = loader(_Call(NO_ENTRIES, _Form(NO_GROUPS, 0, FORMATS[8], np.uint32(0), np.uint32(0), False), NO_RECEIVED))
-_WORDS = struct.Struct("=12q")
+_call_at = loader(_Call(NO_ENTRIES, NO_RECEIVED, _Form(np.uint32(0), np.uint32(0), NO_GROUPS, 0, FORMATS[8], False)))
+_OP, _SHAPE = struct.Struct("=8q"), struct.Struct("=4q")  # words of one op, and behind them those of all
 
 
 def own_source(place: int) -> int:
@@ -242,7 +242,8 @@ def decode(
         ValueError: an array does not fit the shape, or a source is out of range.
     """
     scratch = threads.scratch
-    lay(scratch.call, received, shape.results, coding, out, scratch.width, STAGE_RESULT)
+    lay(scratch.call, received, shape.results, coding, scratch.width)
+    lay_op(scratch.call, received, shape.results, coding, out, STAGE_RESULT)
     failed = threads.run(decode_at, scratch.call_at, shape.groups)
     if failed < 0:
         raise ValueError(
@@ -256,28 +257,43 @@ def lay(
     received: Received,
     shape: Shape,
     coding: Coding,
-    out: Floats,
     width: int,
-    stage: int,
 ) -> None:
-    """Writes the words that ``decode_at`` is called with; see ``decode``.
+    """Writes those of the words that ``decode_at`` is called with that do not change from op to op; see ``decode``.
 
     Args:
+        received: what is received of every op has arrays of these shapes.
+        coding: whether groups are rotated.
         width: of rows that its working memory is for.
-        stage: whose rounding offsets the codes have, those of results or of contributions.
 
     Raises:
         ValueError: an array does not fit the shape.
     """
     ring, _, source, scale, counts = received
-    values = entry_words("output", out, shape)
     summed = len(counts) > 0
     if summed and shape.code.packing != BYTES:
         raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")
     codes_bytes = shape.codes * (1 + summed)
     if codes_bytes > min(width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
         raise ValueError(f"ring {ring.shape}, {len(source)} sources or a scratch for {width} do not fit {shape}")
-    _WORDS.pack_into(
-        words, 0, *values, words_at(shape.layout), shape.entries, words_at(shape.code), coding.seed,
-        rounding_seed(coding.seed, stage), coding.rotate, words_at(received)
-    )  # fmt: skip
+    _SHAPE.pack_into(words, _OP.size, words_at(shape.layout), shape.entries, words_at(shape.code), coding.rotate)
+
+
+def lay_op(
+    words: ctypes.Array[ctypes.c_int64],
+    received: Received,
+    shape: Shape,
+    coding: Coding,
+    out: Floats,
+    stage: int,
+) -> None:
+    """Writes those of one op, decoded into ``out`` by the seed of ``coding``; see ``decode``.
+
+    Args:
+        stage: whose rounding offsets the codes have, those of results or of contributions.
+
+    Raises:
+        ValueError: ``out`` does not fit the shape.
+    """
+    values, rounding = entry_words("output", out, shape), rounding_seed(coding.seed, stage)
+    _OP.pack_into(words, 0, *values, words_at(received), coding.seed, rounding)

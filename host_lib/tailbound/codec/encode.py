@@ -38,14 +38,14 @@ from tailbound.wire.tag import NO_KEY
 class _Form(NamedTuple):
     """Of an op, for the compiled passes."""
 
+    seed: np.uint32
+    rounding: np.uint32
+    key: NDArray[np.uint64]  #: of the check or tag
     layout: Groups
     codes: int  #: of a row
     code: CodeFormat
-    seed: np.uint32
-    rounding: np.uint32
     rotate: bool
     cap: int  #: largest weight; 0: scales are given
-    key: NDArray[np.uint64]  #: of the check or tag
 
 
 class _Call(NamedTuple):
@@ -65,10 +65,10 @@ class _Measured(NamedTuple):
     need: NDArray[np.int16]
 
 
-_FORM = _Form(NO_GROUPS, 0, FORMATS[8], np.uint32(0), np.uint32(0), False, 0, NO_KEY)
+_FORM = _Form(np.uint32(0), np.uint32(0), NO_KEY, NO_GROUPS, 0, FORMATS[8], False, 0)
 _call_at = loader(_Call(NO_ENTRIES, _FORM, NO_PACKETS, NO_SCALES))
 _measured_at = loader(_Measured(NO_ENTRIES, _FORM, NO_SCALES.need))
-_WORDS = struct.Struct("=16q")  # of either
+_OP, _SHAPE = struct.Struct("=9q"), struct.Struct("=7q")  # of either: words of one op, and behind them those of all
 
 
 class Encoded(NamedTuple):
@@ -329,18 +329,12 @@ def _measure_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
     return 0 if _measure(call.x, lo, hi, call.form, call.need, load_memory(memory_at)) else -1
 
 
-def _put(
-    words: ctypes.Array[ctypes.c_int64], x: Floats, shape: Shape, coding: Coding, width: int, last: tuple[int, ...]
-) -> None:
-    """Writes the words of a call, of which ``last`` are the last two, for working memory for rows of ``width``."""
+def _lay(words: ctypes.Array[ctypes.c_int64], shape: Shape, coding: Coding, width: int, last: tuple[int, ...]) -> None:
+    """Writes the words of all calls, of which ``last`` are the last two, for working memory for rows of ``width``."""
     if shape.codes > width:
         raise ValueError(f"rows of {shape.codes} bytes do not fit a scratch for {width}")
-    code, key = shape.code, coding.key
-    _WORDS.pack_into(
-        words, 0, *entry_words("bucket", x, shape), words_at(shape.layout), shape.entries, words_at(code),
-        coding.seed, hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION), coding.rotate,
-        cap_of(coding, shape), *array_words(key), *last
-    )  # fmt: skip
+    layout, code, cap = words_at(shape.layout), words_at(shape.code), cap_of(coding, shape)
+    _SHAPE.pack_into(words, _OP.size, layout, shape.entries, code, coding.rotate, cap, *last)
 
 
 def measure(
@@ -365,7 +359,8 @@ def measure(
         ValueError: an array does not fit the shape.
     """
     scratch = threads.scratch
-    _put(scratch.call, x, shape, coding, scratch.width, array_words(need))
+    _lay(scratch.call, shape, coding, scratch.width, array_words(need))
+    lay_op(scratch.call, x, shape, coding)
     return threads.run(_measure_at, scratch.call_at, shape.groups) == 0
 
 
@@ -393,23 +388,24 @@ def encode(
         ValueError: an array does not fit the shape.
     """
     scratch = threads.scratch
-    lay(scratch.call, x, shape, coding, packets, scales, scratch.width)
+    lay(scratch.call, shape, coding, packets, scales, scratch.width)
+    lay_op(scratch.call, x, shape, coding)
     clipped = threads.run(encode_at, scratch.call_at, shape.groups)
     return Encoded(clipped >= 0, max(0, clipped))
 
 
 def lay(
     words: ctypes.Array[ctypes.c_int64],
-    x: Floats,
     shape: Shape,
     coding: Coding,
     packets: Packets,
     scales: Scales,
     width: int,
 ) -> None:
-    """Writes what ``encode_at`` is called with to ``words``; see ``encode``.
+    """Writes those of the words that ``encode_at`` is called with that do not change from op to op; see ``encode``.
 
     Args:
+        coding: its weights, and whether groups are rotated.
         width: of rows that its working memory is for.
 
     Raises:
@@ -418,4 +414,14 @@ def lay(
     rows, partials = packets.memory.shape, packets.partials.shape
     if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
         raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
-    _put(words, x, shape, coding, width, (words_at(packets), words_at(scales)))
+    _lay(words, shape, coding, width, (words_at(packets), words_at(scales)))
+
+
+def lay_op(words: ctypes.Array[ctypes.c_int64], x: Floats, shape: Shape, coding: Coding) -> None:
+    """Writes those of one op: of bucket ``x``, coded by the seed and key of ``coding``; see ``encode``.
+
+    Raises:
+        ValueError: ``x`` does not fit the shape.
+    """
+    rounding = hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION)
+    _OP.pack_into(words, 0, *entry_words("bucket", x, shape), coding.seed, rounding, *array_words(coding.key))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.decode import decode_at, lay
+from tailbound.codec.decode import decode_at, lay, lay_op
 from tailbound.codec.format import BYTES, FORMATS, CodeFormat
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
 from tailbound.codec.laid import laid, words_at
@@ -130,7 +130,8 @@ def write_residual(
         ValueError: an array does not fit the shape.
     """
     scratch = threads.scratch
-    lay(scratch.call, own, shape, coding, residual, scratch.width, STAGE_CONTRIBUTION)
+    lay(scratch.call, own, shape, coding, scratch.width)
+    lay_op(scratch.call, own, shape, coding, residual, STAGE_CONTRIBUTION)
     left = _left(data, residual, own, scales, shape, coding, scratch.call_at)
     if threads.run(_residual_at, words_at(left), shape.groups) < 0:
         raise ValueError("own codes do not fit the shape")

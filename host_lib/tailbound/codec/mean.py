@@ -34,7 +34,7 @@ from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
 from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.laid import array_words, words_at
 from tailbound.codec.loader import loader
-from tailbound.codec.records import NO_OWN, NO_RESULTS, NO_RING, Coding, Own, Results, Sums
+from tailbound.codec.records import NO_OWN, NO_RESULTS, NO_RING, Coding, Own, Results, Ring, Sums
 from tailbound.codec.scale import DOWN_HALVES, DOWN_MOST, NOT_JOINED, SPAN, ZERO, Sum, Weights, begin, join, scale_of
 from tailbound.codec.scratch import Scratch, load_memory
 from tailbound.codec.shape import GROUP_ROWS, NO_GROUPS, Groups, Shape
@@ -52,16 +52,16 @@ _OWN = np.uint32(0x6F776E)
 class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
+    contributed: np.uint32  #: seed of the rounding offsets of contributions
+    rounding: np.uint32  #: of results
+    key: NDArray[np.uint64]  #: of the check or tag
     layout: Groups
     codes: int  #: bytes of a row of contributions
     entries: int  #: of a row
     code: CodeFormat  #: of contributions
     weights: Weights  #: what sums have room for
     down_most: int  #: of ``scale.join``
-    contributed: np.uint32  #: seed of the rounding offsets of contributions
-    rounding: np.uint32  #: of results
     subtract: bool
-    key: NDArray[np.uint64]  #: of the check or tag
 
 
 class _Call(NamedTuple):
@@ -69,19 +69,19 @@ class _Call(NamedTuple):
 
     sums: Sums
     own: Own
-    form: _Form
     out: Results
+    form: _Form
     counts: NDArray[np.int64]  #: written, as in ``Means``
 
 
 _call_at = loader(
     _Call(
-        Sums(NO_RING, 0, 0, 0), NO_OWN,
-        _Form(NO_GROUPS, 0, 0, FORMATS[8], Weights(1, 0), 0, np.uint32(0), np.uint32(0), False, NO_KEY),
-        NO_RESULTS, np.zeros(1, np.int64)
+        Sums(NO_RING, 0, 0, 0), NO_OWN, NO_RESULTS,
+        _Form(np.uint32(0), np.uint32(0), NO_KEY, NO_GROUPS, 0, 0, FORMATS[8], Weights(1, 0), 0, False),
+        np.zeros(1, np.int64)
     )
 )  # fmt: skip
-_WORDS = struct.Struct("=20q")
+_OP, _SHAPE = struct.Struct("=10q"), struct.Struct("=10q")  # words of one op, and behind them those of all
 
 
 class Means(NamedTuple):
@@ -257,21 +257,28 @@ def mean_rows(
     Raises:
         ValueError: an array does not fit.
     """
-    lay(scratch.call, sums, own, shape, coding, out, scratch)
+    lay(scratch.call, sums.ring, own, shape, coding, out, scratch)
+    lay_op(scratch.call, sums, own, coding, out)
     _mean_at(scratch.call_at, 0, own.rows.shape[0], scratch.memory_at)
     return Means(*scratch.counts.tolist())
 
 
 def lay(
     words: ctypes.Array[ctypes.c_int64],
-    sums: Sums,
+    ring: Ring,
     own: Own,
     shape: Shape,
     coding: Coding,
     out: Results,
     scratch: Scratch,
 ) -> None:
-    """Writes what ``_mean_at`` is called with to ``words``; see ``mean_rows``. It counts in ``scratch``.
+    """Writes those of the words that ``_mean_at`` is called with that do not change from op to op; see ``mean_rows``.
+
+    It counts in ``scratch``.
+
+    Args:
+        own, out: those of every op have arrays of these shapes.
+        coding: its weights, and whether groups are rotated.
 
     Raises:
         ValueError: an array does not fit.
@@ -284,21 +291,28 @@ def lay(
             f"{out.partials.shape}"
         )
     if (
-        2 * shape.code.lanes_a_byte * codes > sums.ring.rows.shape[1]
+        2 * shape.code.lanes_a_byte * codes > ring.rows.shape[1]
         or max(codes, made.codes) > scratch.width
-        or n > sums.ring.rows.shape[0]
+        or n > ring.rows.shape[0]
     ):
         raise ValueError(
-            f"{n} rows of {codes} codes do not fit sums {sums.ring.rows.shape} or a scratch for {scratch.width}"
+            f"{n} rows of {codes} codes do not fit sums {ring.rows.shape} or a scratch for {scratch.width}"
         )
     assert coding.weights is not None, "a switch makes the means of its rows"
     code = shape.code
-    _WORDS.pack_into(
-        words, 0, words_at(sums.ring), sums.seq0, sums.cookie, sums.op, words_at(own), words_at(shape.layout),
-        codes, shape.entries, words_at(code), *coding.weights, DOWN_HALVES if code.packing == HALVES else DOWN_MOST,
+    _SHAPE.pack_into(
+        words, _OP.size, words_at(shape.layout), codes, shape.entries, words_at(code), *coding.weights,
+        DOWN_HALVES if code.packing == HALVES else DOWN_MOST, coding.rotate and code.offsets,
+        *array_words(scratch.counts)
+    )  # fmt: skip
+
+
+def lay_op(words: ctypes.Array[ctypes.c_int64], sums: Sums, own: Own, coding: Coding, out: Results) -> None:
+    """Writes those of one op, coded by the seed and key of ``coding``; see ``mean_rows``."""
+    _OP.pack_into(
+        words, 0, words_at(sums.ring), *sums[1:], words_at(own), words_at(out),
         hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION),
-        hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT), coding.rotate and code.offsets,
-        *array_words(coding.key), words_at(out), *array_words(scratch.counts)
+        hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT), *array_words(coding.key)
     )  # fmt: skip
 
 

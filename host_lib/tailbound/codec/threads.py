@@ -33,6 +33,11 @@ class Work(record_of(WORK)):  # type: ignore[misc]
 
     sum: int
 
+    def again(self) -> int:
+        """Makes it a pass that is still to be begun, with what its words say by now; where it is."""
+        self.next = self.sum = self.failed = 0
+        return ctypes.addressof(self)
+
 
 def threads_for(asked: int, cores: int, ranks_here: int) -> int:
     """How many threads code an op.

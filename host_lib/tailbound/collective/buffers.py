@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from tailbound.codec.owners import Placement, first_place
 from tailbound.codec.records import Own, Packets, Received, Results, Scales, results
 from tailbound.codec.scratch import Words, readonly
 from tailbound.codec.shape import Shape
+from tailbound.codec.threads import Work
 from tailbound.collective.terms import Terms
 from tailbound.kernel.core import address
 from tailbound.transport.control import Stamp
@@ -83,6 +85,10 @@ class Buffers:
         self.told = tuple(tuple(map(ctypes.addressof, each)) for each in (self.came, self.tally))
         #: of the passes that code the own rows, make the results and decode them
         self.coding, self.words, self.decoding = Words(), Words(), Words()
+        #: packets of a burst at most, of contributions and of results
+        self.bursts: tuple[int, ...] = 1, 1
+        #: how threads share the first and the last of them
+        self.encodes, self.decodes = Work(), Work()
 
     @property
     def results(self) -> Results:
@@ -140,14 +146,13 @@ class BufferPool:
     other things than owners share them.
 
     Args:
-        rank: own rank.
-        ranks: ranks that contribute.
+        make: new ones.
         terms: tell the library which results are kept.
         ring: rows of a result ring: what lies further back nobody can take any more.
     """
 
-    def __init__(self, rank: int, ranks: int, terms: Terms, ring: int) -> None:
-        self._rank, self._ranks, self._terms, self._ring = rank, ranks, terms, ring
+    def __init__(self, make: Callable[[Shape, Placement], Buffers], terms: Terms, ring: int) -> None:
+        self._make, self._terms, self._ring = make, terms, ring
         self._free: defaultdict[tuple[Shape, tuple[int, ...]], list[Buffers]] = defaultdict(list)
         self._free_results: defaultdict[tuple[int, ...], list[Given]] = defaultdict(list)
         self._used: dict[tuple[Shape, tuple[int, ...]], int] = {}  # the last step with an op of it
@@ -157,7 +162,7 @@ class BufferPool:
     def acquire(self, shape: Shape, placement: Placement) -> Buffers:
         """A free one, or a new one when all of this shape are in use."""
         free = self._free[shape, placement.owner_map.owners]
-        return free.pop() if free else Buffers(shape, placement, self._rank, self._ranks)
+        return free.pop() if free else self._make(shape, placement)
 
     def give(self, shape: Shape, placement: Placement, buffers: Buffers) -> None:
         """Takes ``buffers`` back."""

@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tailbound.codec import decode
-from tailbound.codec.encode import encode_at, lay
+from tailbound.codec import decode, encode, mean
 from tailbound.codec.feedback import read_back
 from tailbound.codec.hashing import STAGE_RESULT, seed_of
-from tailbound.codec.mean import lay as lay_mean
+from tailbound.codec.owners import Placement
 from tailbound.codec.records import NO_COUNTS, Coding, Received, Sums
 from tailbound.codec.scale import agreed
+from tailbound.codec.shape import Shape
 from tailbound.collective import switched
 from tailbound.collective.announce import announce
+from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Values
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
@@ -58,8 +59,7 @@ def _abstain(job: Job, op: Op) -> None:
 def _stay_out(job: Job, op: Op) -> None:
     """One packet says so in place of rows that no rank takes."""
     _prepared(op)
-    if op.work is not None:  # begun perhaps
-        job.threads.stop(op.work)
+    job.threads.stop(op.buffers.encodes)  # begun perhaps
     op.outcome.late = op.outcome.unsent = op.empty = True
     job.counters["late_launches"] += 1
     _done_sending(job, op)
@@ -106,7 +106,23 @@ def coding_of(job: Job, op: Op) -> Coding:
         return op.coded
     seed, weights = seed_of(job.cookie, op.label), None if op.switched else job.weights
     op.coded = Coding(seed, weights, job.config.rotate, job.key_of(op.place))
+    op.tag_key = address(op.coded.key)
     return op.coded
+
+
+def new_buffers(job: Job, shape: Shape, placement: Placement) -> Buffers:
+    """Memory for ops of ``shape``, and what all of them are coded by, so that the library can do it alone."""
+    b, scratch = Buffers(shape, placement, job.rank, job.ranks), job.threads.scratch
+    switched = job.switched(placement.owner_map)
+    coding = Coding(0, None if switched else job.weights, job.config.rotate)
+    encode.lay(b.coding, shape, coding, b.contributions, b.scales, scratch.width)
+    decode.lay(b.decoding, received(job, b, switched=switched), shape.results, coding, scratch.width)
+    if not switched:
+        mean.lay(b.words, job.records.ring, b.mine[True], shape, coding, b.results, scratch)
+    b.bursts = tuple(map(job.flow.queue.pacer.largest, (b.stamp.stride, b.given.stride)))
+    b.encodes = job.threads.work(encode.encode_at, ctypes.addressof(b.coding), shape.groups)
+    b.decodes = job.threads.work(decode.decode_at, ctypes.addressof(b.decoding), shape.groups)
+    return b
 
 
 def lay_own(job: Job, op: Op) -> None:
@@ -119,12 +135,10 @@ def lay_own(job: Job, op: Op) -> None:
     if not plain(job, launch):
         return
     b, shape, coding = op.buffers, op.place.layout.shape, coding_of(job, op)
-    lay(b.coding, launch.data, shape, coding, b.contributions, b.scales, job.threads.scratch.width)
-    op.work = job.threads.work(encode_at, ctypes.addressof(b.coding), shape.groups)
+    encode.lay_op(b.coding, launch.data, shape, coding)
     if op.own:
         lay_results(job, op, own_present=True)
-    _lay_sending(job, op)
-    op.code = ctypes.addressof(op.work)
+    op.code = b.encodes.again()
 
 
 def plain(job: Job, launch: Launch) -> bool:
@@ -133,25 +147,20 @@ def plain(job: Job, launch: Launch) -> bool:
     return simple and job.switch is None and not job.self_misses
 
 
-def _lay_sending(job: Job, op: Op) -> None:
-    op.tag_key, op.burst = address(coding_of(job, op).key), job.flow.queue.pacer.largest(op.stride)
-
-
 def lay_results(job: Job, op: Op, *, own_present: bool) -> None:
     """Writes down what the results of the own rows are made and sent by, so that the library can do it alone."""
-    b, place, coding = op.buffers, op.place, coding_of(job, op)
+    b, coding = op.buffers, coding_of(job, op)
     sums = Sums(job.records.ring, op.sum_seq, job.cookie, op.label)
-    lay_mean(b.words, sums, b.mine[own_present], place.layout.shape, coding, b.results, job.threads.scratch)
-    b.given.belong(place, coding.key)
-    op.largest = job.flow.queue.pacer.largest(b.given.stride)
+    mean.lay_op(b.words, sums, b.mine[own_present], coding, b.results)
+    b.given.belong(op.place, coding.key)
     op.aim_at(job.channels.aims())
     op.mean = ctypes.addressof(b.words)
 
 
-def received(job: Job, op: Op) -> Received:
-    """Where the results of the op are read from."""
-    switch, b = job.config.switch, op.buffers
-    sums = op.switched and switch is not None and switch.form == "sums"
+def received(job: Job, b: Buffers, *, switched: bool) -> Received:
+    """Where the results of an op with buffers ``b`` are read from."""
+    switch = job.config.switch
+    sums = switched and switch is not None and switch.form == "sums"
     return b.received(job.records.result_rows, b.row_count if sums else NO_COUNTS)
 
 
@@ -161,10 +170,9 @@ def lay_decoding(job: Job, op: Op) -> None:
     assert launch is not None
     if launch.coder is not HOST:
         return
-    coding, scratch = coding_of(job, op), job.threads.scratch
-    decode.lay(b.decoding, received(job, op), shape.results, coding, launch.out, scratch.width, STAGE_RESULT)
-    op.decoding = job.threads.work(decode.decode_at, ctypes.addressof(b.decoding), shape.groups)
-    op.decode = ctypes.addressof(op.decoding)
+    rows = received(job, b, switched=op.switched)
+    decode.lay_op(b.decoding, rows, shape.results, coding_of(job, op), launch.out, STAGE_RESULT)
+    op.decode = b.decodes.again()
 
 
 def _prepared(op: Op) -> Launch:
@@ -200,7 +208,6 @@ def _encode(job: Job, op: Op) -> None:
     else:
         if op.own and not op.sealed:
             lay_results(job, op, own_present=True)
-        _lay_sending(job, op)
         if core().fast.tb_send_own(ctypes.addressof(job.owner), ctypes.addressof(op), job.now()):
             raise MemoryError("no memory for own rows")
         job.flow.queue.pump(job.now())

@@ -126,8 +126,8 @@ def finish(job: Job, op: Op) -> None:
     if op.overwritten:
         job.counters["results_overwritten"] += op.overwritten
     (switched if op.switched else peers).note(job, op)
-    if op.work is not None and op.code:
-        outcome.clipped = op.work.sum
+    if op.code:
+        outcome.clipped = op.buffers.encodes.sum
     outcome.failed_groups = _decoded(job, op, op.launch)
     empty = outcome.failed_groups == op.place.layout.shape.groups
     if outcome.failed_groups:
@@ -150,12 +150,13 @@ def finish(job: Job, op: Op) -> None:
 
 def _decoded(job: Job, op: Op, launch: Launch) -> int:
     """Groups of which nothing is there, once the rest is decoded; a device has that still to do."""
-    if op.decoding is None:
-        shape, coding = op.place.layout.shape, coding_of(job, op)
-        return launch.coder.decode(received(job, op), shape, coding, launch.out, job.threads)
-    if op.decoding.failed:
+    b, shape = op.buffers, op.place.layout.shape
+    if not op.decode:
+        rows = received(job, b, switched=op.switched)
+        return launch.coder.decode(rows, shape, coding_of(job, op), launch.out, job.threads)
+    if b.decodes.failed:
         raise ValueError(f"op {op.name}: a row lies outside the ring of results, or the own ones")
-    return op.decoding.sum
+    return b.decodes.sum
 
 
 def _settle_scales(job: Job, op: Op) -> None:

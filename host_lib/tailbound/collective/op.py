@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import first_places
 from tailbound.codec.records import Coding
-from tailbound.codec.threads import Work
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
@@ -152,10 +151,8 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     #: when a device was last given something to do for the own rows, and whether it has done it; 0, None: it was not
     begun = 0
     ready: Callable[[], bool] | None = None
-    #: how its values are coded, once that was asked for, and by which passes the library codes and decodes them
+    #: how its values are coded, once that was asked for
     coded: Coding | None = None
-    work: Work | None = None
-    decoding: Work | None = None
     #: rows that the switch released before all that were waited for were in
     partial = 0
     #: the memory of the own rows was given back
@@ -174,6 +171,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.source, self.row_scale, self.row_exponent, self.row_count, self.states, self.firsts = buffers.addresses
         self.stride, self.form = shape.codes + HEADER_BYTES, shape.code.flags
         self.heads = ctypes.addressof(buffers.stamp)
+        self.burst, self.largest = buffers.bursts
         self._seqs = (ctypes.c_uint32 * len(place.sum_seqs))(*place.sum_seqs)
         self.seqs = ctypes.addressof(self._seqs)
         self._places, self.places = first_places(placement, rank, ranks)
@@ -184,7 +182,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.outcome = Outcome()
         #: the scales that ranks need, by rank; and who knows scales, so it has told none
         self.needs: dict[int, NDArray[np.int16]] = {}
-        self.warm = set[int]()
+        self.warm: set[int] = set()
         #: asking for the needs of others
         self.agreeing = Backoff(AGREEING)
         #: which op of every step it is, coded in which mode: the one whose scales it carries on

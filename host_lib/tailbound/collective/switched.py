@@ -35,7 +35,7 @@ def send(job: Job, op: Op) -> None:
         scales=scales_of(exponents),
     )  # fmt: skip
     stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
-    op.largest = job.flow.queue.pacer.largest(op.stride)
+    op.largest = op.burst
     announce(job, op, job.peers)
     job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 

@@ -749,7 +749,7 @@ class Transpose:
         """Ends every launched op with its own data, if it still has that: a future always completes."""
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
-                for work in filter(None, (op.work, op.decoding)):
+                for work in (op.buffers.encodes, op.buffers.decodes):
                     self.job.threads.stop(work)
                 self._window.waiting.append(op.launch)
         self._refuse(error)

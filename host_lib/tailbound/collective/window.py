@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from tailbound.collective.buffers import STEPS_KEPT, BufferPool
-from tailbound.collective.contribute import lay_decoding, lay_own
+from tailbound.collective.contribute import lay_decoding, lay_own, new_buffers
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
-from tailbound.kernel.core import core
+from tailbound.kernel.core import address, core
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK, index_of, step_distance, step_of
-from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Phase, op_label, serial_distance
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import CONTROL, OP_PER_STEP, OP_STEPS, Phase, op_label, serial_distance
 
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
@@ -37,7 +39,8 @@ class Window:
 
     def __init__(self, job: Job, queue: SendQueue, placed: Callable[[Op], None]) -> None:
         self._job, self._queue, self._placed = job, queue, placed
-        self.pool = BufferPool(job.rank, job.ranks, job.terms, job.store.result_rows)
+        self.pool = BufferPool(partial(new_buffers, job), job.terms, job.store.result_rows)
+        self._control = record_of(CONTROL).from_address(address(job.store.control))
         self.ops: dict[int, Op] = {}
         self.waiting: deque[Launch] = deque()
         self.recent: deque[tuple[int, int]] = deque(maxlen=4)
@@ -208,11 +211,11 @@ class Window:
 
     def _move(self, released: int, result_base: int) -> None:
         """Moves the window behind op ``released``: that is said before what may be written over."""
-        control = self._job.store.control
-        control["released"] = released
-        control["result_base"], control["sum_base"] = result_base & 0xFFFFFFFF, self.sum_base
-        if serial_distance(released, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
-            control["first_op"] = (released - _FIRST_OP_LAG) & 0xFFFFFFFF
+        control = self._control
+        control.released = released
+        control.result_base, control.sum_base = result_base & 0xFFFFFFFF, self.sum_base
+        if serial_distance(released, control.first_op) > 2 * _FIRST_OP_LAG:
+            control.first_op = (released - _FIRST_OP_LAG) & 0xFFFFFFFF
 
     def _keep(self, op: Op) -> None:
         if not op.returned:
