@@ -57,7 +57,7 @@ class Channels:
         self.usable: tuple[int, ...] = ()
         self.live: tuple[int, ...] = ()
         self.fanout: Fanout | None = None
-        self._suspects: frozenset[int] = frozenset()
+        self._changes = 0  # of who takes part, that were followed
         self._why: list[str] = []  # what cannot be had, or is given up
         keep_from_children(self)
 
@@ -192,12 +192,14 @@ class Channels:
         one that is dead gets results as long as there is room for them. No suspect leads a burst: it may have no host.
         """
         job, members, shared = self._job, self._job.membership, self._job.sender.shared
-        suspects = members.suspects
+        suspects, changed = members.suspects, members.changes != self._changes
+        if not (suspects or changed):  # asked for with every op
+            return
         dead = members.dead(step_of(job.sequence.upcoming)) if suspects else ()
         live = tuple(peer for peer in members.here if peer not in dead or not job.beyond(peer))
-        if live == self.live and suspects == self._suspects:
+        if live == self.live and not changed:
             return
-        self.live, self._suspects = live, suspects
+        self.live, self._changes = live, members.changes
         if self.fanout is not None:
             self.fanout.live(live, suspects)
         for channel in shared.values():

@@ -32,7 +32,7 @@ import tailbound
 from tailbound.codec.format import check_bits
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.records import Coding
-from tailbound.codec.shape import GROUP_ROWS, Shape, cut_tensors, layout_tag, row_entries, shape_for
+from tailbound.codec.shape import GROUP_ROWS, cut_tensors, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import comeback, report
 from tailbound.collective.coder import HOST, Coder, Values
@@ -230,6 +230,7 @@ class Communicator:
         """Begins to number what is launched; an op has at most ``rows``, and groups whose needs READY has room for."""
         self._groups_most = self._row_width // 2
         self._rows_most = min(MAX_OP_ROWS, GROUP_ROWS * self._groups_most, *rows)
+        self._layouts = lru_cache(maxsize=4096)(self._laid_out)
         self._lock = threading.Lock()
         self._launched = 0  # ops of the present step
 
@@ -327,41 +328,58 @@ class Communicator:
             _check(out, "out", numel, half)
             if residual is not None:
                 _check(residual, "residual", numel)
-        config, width = self.config, self._row_width
-        bits = bits or config.bits
-        chunks = self._cut(numel, bits, starts)
-        check_bits(bits, switched=config.switch is not None)
-        merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
-        kind = f"{dtype} {parts}" if parts else dtype
-        mode = int(config.rotate) | number_of(bits) << 2 | scaled << 7
-        mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
+        layouts = self._layouts(bucket, numel, bits or self.config.bits, dtype, scaled, starts, parts, last)
+        merged = done if len(layouts) == 1 else _Merge(len(layouts), done)
         if coder.ahead:
-            for lo, hi, tensors in chunks:
-                coder.warm_up(data, out, shape_for(hi - lo, width, bits, tensors), Coding(0, rotate=config.rotate))
+            for layout in layouts:
+                coder.warm_up(data, out, layout.shape, Coding(0, rotate=self.config.rotate))
         with self._lock:
-            if self._launched + len(chunks) > MAX_STEP_OPS:
+            if self._launched + len(layouts) > MAX_STEP_OPS:
                 raise ConfigError(
-                    f"bucket {bucket} begins at op {self._launched} of its step and needs {len(chunks)}, of "
+                    f"bucket {bucket} begins at op {self._launched} of its step and needs {len(layouts)}, of "
                     f"{MAX_STEP_OPS} that a step can have: make buckets (DDP's bucket_cap_mb) or the ring larger"
                 )
-            self._launched = 0 if last else self._launched + len(chunks)
-            for index, (lo, hi, tensors) in enumerate(chunks):
-                ends = last and index == len(chunks) - 1
-                key = bucket, numel, index, mode
+            self._launched = 0 if last else self._launched + len(layouts)
+            hi = 0
+            for layout in layouts:
+                lo, hi = hi, hi + layout.shape.numel
                 self._engine.launch(
                     Launch(
-                        _layout(key, shape_for(hi - lo, width, bits, tensors), kind, config.ranks, ends),
+                        layout,
                         data[lo:hi],
                         out[lo:hi],
                         merged,
                         self.job.now(),
-                        prepare if index == 0 else None,
+                        prepare if lo == 0 else None,
                         contribute,
                         coder,
                         residual[lo:hi] if residual is not None else None,
                         quorum,
                     )
                 )
+
+    def _laid_out(
+        self, bucket: int, numel: int, bits: Bits, dtype: str, scaled: bool, starts: tuple[int, ...], parts: str,
+        last: bool,
+    ) -> tuple[Layout, ...]:  # fmt: skip
+        """The ops of a bucket, in the order of its entries; see ``Handling``.
+
+        Raises:
+            ConfigError: more than a step can number, or bits that a switch does not sum.
+        """
+        config, chunks, found = self.config, self._cut(numel, bits, starts), list[Layout]()
+        check_bits(bits, switched=config.switch is not None)
+        kind = f"{dtype} {parts}" if parts else dtype
+        mode = int(config.rotate) | number_of(bits) << 2 | scaled << 7
+        mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
+        for chunk, (lo, hi, tensors) in enumerate(chunks):
+            shape = shape_for(hi - lo, self._row_width, bits, tensors)
+            tag = layout_tag(
+                bucket=bucket, numel=shape.numel, dtype=kind, chunk=chunk, world_size=config.ranks, width=shape.width,
+                mode=mode, runs=shape.runs,
+            )  # fmt: skip
+            found.append(Layout((bucket, numel, chunk, mode), shape, tag, last and hi == numel))
+        return tuple(found)
 
     def ops(self, numel: int) -> int:
         """Into how many ops a bucket of ``numel`` entries is cut whose tensors are not known, in ``config.bits``.
@@ -538,16 +556,6 @@ def _chunks(numel: int, starts: tuple[int, ...], width: int, rows_most: int, gro
     if len(found) > MAX_STEP_OPS:
         raise ConfigError(f"a bucket of {numel} entries needs {len(found)} ops: give a larger ring")
     return tuple(found)
-
-
-@lru_cache(maxsize=4096)
-def _layout(key: tuple[int, int, int, int], shape: Shape, dtype: str, ranks: int, last: bool) -> Layout:
-    bucket, _, chunk, mode = key
-    tag = layout_tag(
-        bucket=bucket, numel=shape.numel, dtype=dtype, chunk=chunk, world_size=ranks, width=shape.width, mode=mode,
-        runs=shape.runs,
-    )  # fmt: skip
-    return Layout(key, shape, tag, last)
 
 
 class _Merge:

@@ -175,6 +175,8 @@ class Deadlines:
             launched, finished: when its own launch came and when it ended.
             last: whether the step ends with it.
         """
+        if step == self._step and not last:  # it says nothing new
+            return
         if step != self._step:
             if self._launched and step == self._step + 1:
                 self._step_times.append(max(0, launched - self._launched))

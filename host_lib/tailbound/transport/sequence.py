@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.shape import Shape
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import Agreed
-from tailbound.transport.steps import step_distance, step_of
+from tailbound.transport.steps import index_of, step_distance, step_of
 from tailbound.wire.schema import OP_INDEX_BITS, op_label, serial_distance
 
 _U32 = 0xFFFFFFFF
@@ -41,13 +42,11 @@ class Layout:
     last: bool
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One op placed in the rings: label, layout, and the first row sequence of every ring."""
 
     label: int
     step: int
-    index: int
     layout: Layout
     placement: Placement
     result_seq: int
@@ -162,16 +161,16 @@ class Sequence:
         for each in placed:
             owner_map = _in_force(self._maps, each.step) or each.placement.owner_map
             placement = place(each.layout.shape, owner_map, self._ranks)
-            self._placed.append(replace(each, placement=placement, sum_seqs=self.sum_seqs))
+            self._placed.append(each._replace(placement=placement, sum_seqs=self.sum_seqs))
             self.sum_seqs = _advance(self.sum_seqs, placement)
 
     def _take_back(self, first: Place) -> None:
         """Goes back to before ``first`` and what was predicted after it."""
-        self._step, self._index = first.step, first.index
+        self._step, self._index = first.step, index_of(first.label)
         self._result_seq, self.sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
         while self._placed and serial_distance(self._placed[-1].label, first.label) >= 0:
             self._placed.pop()
-        self._current = list(self._history[1][: first.index])
+        self._current = list(self._history[1][: self._index])
 
     def position(self) -> Position:
         """Where the step begins that is launched here next, or is under way: what lies before cannot change any more.
@@ -237,9 +236,7 @@ class Sequence:
     def _place(self, layout: Layout) -> Place:
         placement = place(layout.shape, self.map, self._ranks)
         label = op_label(self._step, self._index)
-        found = Place(
-            label, self._step, self._index, layout, placement, self._result_seq, self.sum_seqs, self._previous
-        )
+        found = Place(label, self._step, layout, placement, self._result_seq, self.sum_seqs, self._previous)
         self._placed.append(found)
         self._result_seq = (self._result_seq + layout.shape.rows) & _U32
         self.sum_seqs = _advance(self.sum_seqs, placement)
