@@ -379,7 +379,7 @@ __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places);
 const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb_incoming *f);
 
 /* The probe timeout; and an answer that came took after its request, first after the first of several, as it seems. */
-__s64 tb_pto(const struct tb_answers *p);
+__s64 tb_pto(const struct tb_answers *p, __u32 rows);
 void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
 
 /*

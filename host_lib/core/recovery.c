@@ -36,12 +36,17 @@
 #define TB_SHORT_RESULTS 16
 #define TB_SHORT 3
 
-/* A fifth of the floor before the first answer, then from a tenth of it to five. */
-TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
+/*
+ * A fifth of the floor before the first answer, then at most five. The end of a short flow is soon over, with its answers:
+ * at least a fortieth of the floor, and of a flow of more than 50 rows up to a tenth.
+ */
+TB_EXPORT __s64 tb_pto(const struct tb_answers *p, __u32 rows)
 {
+	__s64 least = p->floor * tb_most(50, tb_least(rows, 200)) / 2000;
+
 	if (p->guess)
 		return p->guess;
-	return tb_least(5 * p->floor, tb_most(p->floor / 10, p->usual + 2 * p->varies));
+	return tb_least(5 * p->floor, tb_most(least, p->usual + 2 * p->varies));
 }
 
 /*
@@ -54,8 +59,7 @@ TB_EXPORT void tb_answered(struct tb_answers *p, __s64 took, __s64 first)
 	double off;
 
 	if (first > took && (p->guess || took < p->usual / 2))
-		took = tb_least(first,
-				tb_most(took, p->guess ? p->guess : tb_pto(p) + tb_pto(p) / 4));
+		took = tb_least(first, tb_most(took, p->guess ? p->guess : 5 * tb_pto(p, 0) / 4));
 	p->guess = 0;
 	if (!p->usual) {
 		p->usual = took;
@@ -228,7 +232,8 @@ static __s64 tb_timeout(const struct tb_half *r, const struct tb_incoming *f, __
 	if (!f->ended)
 		return TB_NEVER;
 	asked = tb_most(asked, box ? tb_most(f->moved, f->ended) : f->ended);
-	return asked + tb_longer(tb_pto(tb_answers_of(r, f)), f->expired, box ? 1 : TB_EQUAL);
+	return asked +
+	       tb_longer(tb_pto(tb_answers_of(r, f), f->rows), f->expired, box ? 1 : TB_EQUAL);
 }
 
 /* Rows of a flow that runs come by themselves; of one that has ended, by requests only. */
@@ -309,7 +314,7 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 	if (!box && f->ended && found->asked && now - tb_most(f->since, f->ended) >= r->patience &&
 	    f->expired > TB_PROBES) {
 		f->over = 1;
-		path->guess = tb_least(5 * path->floor, 2 * tb_pto(path));
+		path->guess = tb_least(5 * path->floor, 2 * tb_pto(path, f->rows));
 		return;
 	}
 	for (i = 0; i < f->rows; i++) {
@@ -349,7 +354,7 @@ static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struc
 	int begun = f->came || (r->results && f->rows && f->rows <= TB_SHORT_RESULTS);
 	__u32 asked = begun || f->questions > r->rounds ? f->questions : r->rounds;
 	int soon = begun || (f->rows <= TB_SHORT && !asked);
-	__s64 first = soon ? tb_pto(tb_answers_of(r, f)) : late;
+	__s64 first = soon ? tb_pto(tb_answers_of(r, f), f->rows) : late;
 	__s64 usual = since + tb_least(tb_longer(first, asked, begun ? TB_EQUAL : 1), 8 * late);
 
 	f->mark = tb_least(usual, tb_most(s->call, tb_most(since + tb_terms_of(r)->floor / 5,

@@ -35,8 +35,8 @@ WINDOW = FLOOR // 250
 _Op = record_of(OWN_OP)
 
 
-def pto_of(path: Path) -> int:
-    return int(core().fast.tb_pto(ctypes.addressof(path)))
+def pto_of(path: Path, rows: int = ROWS) -> int:
+    return int(core().fast.tb_pto(ctypes.addressof(path), rows))
 
 
 def answered(path: Path, took: int, first: int = 0) -> None:
@@ -232,12 +232,15 @@ def test_the_probe_timeout_follows_answers() -> None:
     path = Path(FLOOR)
     assert pto_of(path) == FLOOR // 5
     for took, count, least, most in (
-        (5 * MS, 50, 5 * MS, 6 * MS), (40 * MS, 1, 25 * MS, 5 * FLOOR), (1000, 200, FLOOR // 10, FLOOR // 10),
+        (5 * MS, 50, 5 * MS, 6 * MS), (40 * MS, 1, 25 * MS, 5 * FLOOR), (1000, 200, FLOOR // 20, FLOOR // 20),
         (400 * MS, 50, 5 * FLOOR, 5 * FLOOR),
     ):  # fmt: skip
         for _ in range(count):
             answered(path, took)
         assert least <= pto_of(path) <= most
+    answered(quick := Path(FLOOR), 1000)
+    bounds = [pto_of(quick, rows) for rows in (0, 50, 100, 200, 8192)]
+    assert bounds == [FLOOR // part for part in (40, 40, 20, 10, 10)], "longer flows have later answers"
 
 
 @pytest.mark.parametrize("known", [0, 20])

@@ -42,7 +42,8 @@ class Asker(OpWorld):
     @property
     def pto(self) -> int:
         """The probe timeout, by what answers have taken."""
-        return int(self.fast.tb_pto(ctypes.addressof(self.known.repairs.paths[self.known.world + RANKS])))
+        path = self.known.repairs.paths[self.known.world + RANKS]
+        return int(self.fast.tb_pto(ctypes.addressof(path), self.rows))
 
     def come(self, rows: Iterable[int]) -> None:
         self.store.presence[SEQ + np.array([*rows], np.int64) & RING - 1] = OP, COOKIE

@@ -112,7 +112,7 @@ _FUNCTIONS = {
     "tb_repaired": (_U32, _P, _U32),
     "tb_requests": (_U32, _P, _U32, _P),
     "tb_flow_after": (_P, _P, _P),
-    "tb_pto": (_S64, _P),
+    "tb_pto": (_S64, _P, _U32),
     "tb_answered": (None, _P, _S64, _S64),
     "tb_sleep": (_S64, _P, _S64),
     "tb_look_out": (_U32, _P, _S64),
