@@ -79,6 +79,16 @@ def test_a_rank_that_rests_makes_clocks_wait_longer_for_a_majority() -> None:
     assert world.nodes[2].over[-1].took > world.nodes[2].engine.job.config.bound
 
 
+def test_a_rank_that_was_stopped_blames_others_by_what_it_launches_then() -> None:
+    """It blamed no rank in that step: all waited once more, 2 s in warm-up, for one that was cut off meanwhile."""
+    with World(4, steps=9) as world:
+        world.start().until(lambda: world.nodes[0].step == 4, S)
+        world.stop(0, 450 * MS)
+        world.unplug(1, 60 * S)
+        world.until(lambda: world.nodes[2].step == 8, 60 * S)
+        assert {done.step for done in world.nodes[2].over if done.took > S} == {4, 5}
+
+
 def test_a_find_is_done_before_its_turn_may_drop_the_op() -> None:
     with World(3, plan=Plan(compute=0)) as world:
         engine = world.start().nodes[0].engine

@@ -112,8 +112,8 @@ def test_a_burst_for_all_does_not_wait_for_a_slow_receiver(
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
     job.records.peer_states["newest"] = 100 << 10
     for op in range(3):
-        job.membership.absent(job.membership.contribution, {2}, op, in_step=True, step=op)
-        job.membership.absent(job.membership.result, {2}, op, in_step=True, step=op)
+        job.membership.contribution.absent({2}, op)
+        job.membership.result.absent({2}, op)
     assert job.membership.dead(100) == {2}
     job.channels.follow()
     assert job.channels.live == (1, 2, 3)

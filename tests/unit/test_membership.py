@@ -10,19 +10,13 @@ from hypothesis import strategies as st
 
 from tailbound.transport.config import MS
 from tailbound.transport.membership import HOLD_SILENCE, Membership, Suspicion
-from tailbound.transport.steps import OLD
+from tailbound.transport.steps import OLD, STEP_MASK
 
 HOLD_MAX = 1000 * MS
 
 
 def membership() -> Membership:
     return Membership(ranks=4, rank=1, after=3, hold_max=HOLD_MAX)
-
-
-def miss(who: Membership, rank: int, times: int, *, step: int = 5, in_step: bool = True) -> None:
-    for op in range(times):
-        who.absent(who.contribution, {rank}, op, in_step=in_step, step=step)
-        who.absent(who.result, {rank}, op, in_step=in_step, step=step)
 
 
 def test_who_is_accused_is_suspect_at_once_and_once() -> None:
@@ -32,14 +26,18 @@ def test_who_is_accused_is_suspect_at_once_and_once() -> None:
         assert (who.contribution.first_missed(3), who.live) == (7, [2, 0])
 
 
-def test_nobody_is_suspected_out_of_step_and_in_the_step_of_waking() -> None:
+def test_nobody_is_blamed_for_what_is_missing_in_ops_launched_while_this_rank_was_away() -> None:
+    """Nor in the rest of the step that it jumps to; however many steps pass."""
     who = membership()
-    miss(who, 3, 10, in_step=False)
+    assert who.blames(5)
+    who.woke(5, 100)
+    assert [who.blames(step, at) for step, at in ((4, 90), (5, 0), (5, 100), (5, 101), (6, 0))] == [
+        False, False, False, True, True,
+    ]  # fmt: skip
     who.woke(5)
-    miss(who, 3, 10, step=5)
-    assert who.live == who.owners == [2, 3, 0]
-    miss(who, 3, 3, step=6)
-    assert who.live == [2, 0]
+    assert [who.blames(step, 1 << 62) for step in (5, 6)] == [False, True]
+    who.age(6 + OLD)
+    assert who.blames(5 - STEP_MASK // 2 & STEP_MASK)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(
     who.heard(3, 5)
     for op in range(3):
         assert who.dead(9) == set()
-        who.absent(getattr(who, half), {3}, op, in_step=True, step=5)
+        getattr(who, half).absent({3}, op)
     assert (who.live, who.owners) == (live, owners)
     assert who.dead(6) == set()
     assert who.dead(7) == {3}
@@ -66,7 +64,7 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(
 def test_a_rank_that_was_away_counts_the_silence_of_others_from_its_return_on() -> None:
     who = membership()
     for op in range(3):
-        who.absent(who.contribution, {3}, op, in_step=True, step=5)
+        who.contribution.absent({3}, op)
     who.heard(3, 5)
     assert [who.alive(step) for step in (6, 7)] == [[2, 3, 0], [2, 0]]
     assert [who.alive(step, 4) for step in (8, 9)] == [[2, 3, 0], [2, 0]]
@@ -143,7 +141,7 @@ def test_a_quorum_is_a_majority_of_those_that_may_still_take_part(
     for rank in map(int, gone):
         who.bye(rank, 0)
     for op in range(3):
-        who.absent(who.contribution, set(map(int, silent)), op, in_step=True, step=5)
+        who.contribution.absent(set(map(int, silent)), op)
     for rank in map(int, ended):
         assert who.died(rank, 0)
     order = sorted(who.voters)

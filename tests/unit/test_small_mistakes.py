@@ -28,17 +28,6 @@ def test_who_is_silent_stays_dead_and_a_goodbye_is_forgotten_however_many_steps_
     assert 0 in who.gone, "it came back long ago"
 
 
-def test_a_rank_that_woke_up_suspects_again_from_the_next_step_on_however_many_pass() -> None:
-    who = Membership(ranks=4, rank=1, after=1)
-    who.woke(5)
-    missing = ((2, 5), (2, 6))
-    found = [who.absent(who.contribution, {rank}, 0, in_step=True, step=step) for rank, step in missing]
-    assert found == [set(), {2}]
-    far = 5 - STEP_MASK // 2 & STEP_MASK
-    who.age(6 + OLD)
-    assert who.absent(who.contribution, {3}, 0, in_step=True, step=far) == {3}
-
-
 def test_rows_that_a_process_sent_before_its_end_do_not_bring_it_back() -> None:
     """Two steps after all that it has named, rows are of a new process."""
     who = Membership(ranks=4, rank=1)
@@ -48,7 +37,7 @@ def test_rows_that_a_process_sent_before_its_end_do_not_bring_it_back() -> None:
     assert not who.died(2, op_label(5, 0))
     for step, dead in ((7, True), (8, False)):
         for half in (who.contribution, who.result):
-            who.absent(half, {3}, op_label(step, 0), in_step=True, step=step)
+            half.absent({3}, op_label(step, 0))
             assert half.suspected(2) == dead
 
 

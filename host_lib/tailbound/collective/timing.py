@@ -76,11 +76,11 @@ def suspect(
         then: what follows.
         idle: ranks that had nothing to bring to it.
     """
-    in_step, membership = job.in_step and not op.overtaken, job.membership
+    membership, new = job.membership, set[int]()
     halves = {"contributions": membership.contribution, "results": membership.result}
-    new: set[int] = set()
-    for one in stages:
-        new |= membership.absent(halves[one], absent, op.label, in_step=in_step, step=op.place.step, idle=idle)
+    if job.in_step and not op.overtaken and membership.blames(op.place.step, op.admitted):
+        for one in stages:
+            new |= halves[one].absent(absent, op.label, idle)
     for rank in sorted(new & membership.suspects):
         if (named := job.records.newest(rank)) is not None:  # else it counts as dead until the next turn
             membership.heard(rank, step_of(named))

@@ -589,7 +589,7 @@ class Transpose:
         """This thread runs, and notices where it did not for a while; that a turn codes many large ops is no stop."""
         rest = self._rest
         if rest.awake and now - rest.awake > _STOPPED:
-            self.job.membership.woke(step_of(self.job.sequence.upcoming))
+            self.job.membership.woke(step_of(self.job.sequence.upcoming), now)
             self.job.counters["stops_noticed"] += 1
         rest.awake = now
 

@@ -104,6 +104,8 @@ HOLD_SILENCE = 200 * MS
 HOLD_EVERY = HOLD_SILENCE // 4
 #: Steps without a sign of life after which a suspect counts as dead (clock-15).
 _DEAD_AFTER = 2
+#: A time that no op is launched after, ns.
+_NEVER = 1 << 63
 
 
 class Membership:
@@ -140,7 +142,8 @@ class Membership:
         self._heard_step: dict[int, int] = {}
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self.holds: dict[int, tuple[int, int]] = {}
-        self._back: int | None = None  # the step in which this rank was away last
+        self._back: int | None = None  # the step in which this rank was away last; since when it runs, ns
+        self._awake = _NEVER
         self.here: list[int] = []
         self._sort()
 
@@ -242,16 +245,13 @@ class Membership:
             self.left.pop(rank, None)
             self._sort()
 
-    def woke(self, step: int) -> None:
-        """This rank was away, stopped or cut off: it suspects no rank in ``step`` (clock-14)."""
-        self._back = step
+    def woke(self, step: int, now: int = _NEVER) -> None:
+        """This rank was away: it blames none by ops of ``step`` that it launched by ``now``, ns (clock-14)."""
+        self._back, self._awake = step, now
 
-    def absent(
-        self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int, idle: Collection[int] = ()
-    ) -> set[int]:
-        """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
-        woke = self._back is not None and step_distance(step, self._back) <= 0
-        return set() if woke or not in_step else half.absent(absent, op, idle)
+    def blames(self, step: int, launched: int = 0) -> bool:
+        """Whether ranks absent from an op of ``step`` count, ``launched`` then (ns; 0: not yet) (clock-14)."""
+        return self._back is None or step_distance(step, self._back) > 0 or launched > self._awake
 
     def hold(self, rank: int, now: int, *, again: bool = False) -> None:
         """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16).
