@@ -48,7 +48,7 @@ def until(job: SimTeam, owners: tuple[int, ...], most: int, late: dict[int, int]
 def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) -> None:
     with sim_team(ranks, patient(**SMALL)) as job:
         until(job, tuple(r for r in range(ranks) if r not in late), 60, dict.fromkeys(late, LATE))
-        until(job, tuple(range(ranks)), 100)
+        until(job, tuple(range(ranks)), 20)
         assert not any("WRONG_MAP" in member.stats()["drops"] for member in job.communicators)
 
 

@@ -4,8 +4,8 @@ All ranks own rows but stragglers, suspects and the dead (``Shares``). A rank th
 only its own rows' share of the work if it owns nothing: after it has come, its contributions go out while results come
 in, about one buffer's time instead of 2 (N - 1) / N of it (StragglAR's gain, for any number of ranks from three on, and
 several stragglers at once). Every change costs an agreement, so nothing follows a single observation of lateness: a
-rank goes after several late steps in a row. It owes a number of steps in time then, and more for every late step, so
-that a rank which is late and in time in turn stays out.
+rank goes after several late steps in a row. It is back after a few in time, and after twice as many where it soon goes
+again. So a rank that is late and in time in turn stays out.
 
 Agreeing takes two phases, led by the lowest live rank (``Agreement``).
 There is one message: the newest maps that its sender knows, and the map that it proposes to follow them. An answer has
@@ -55,9 +55,9 @@ _PATIENCE = 20 * MS
 assert MAX_RANKS <= 256  # the proposer's rank is the low byte of an id
 #: A rank is no straggler below this lateness, whatever the pace.
 _LEAST = 5 * MS
-#: Late steps in a row before a rank loses its rows; steps in time that it owes then, for each late one after that, and
-#: at most, before it gets them back.
-_LATE_STEPS, _OWED, _OWED_MORE, _OWED_MOST = 4, 32, 8, 80
+#: Late steps in a row before a rank loses its rows; steps in time in a row, the first time and at most, before it gets
+#: them back; and what each step in time as an owner leaves of a longer wait.
+_LATE_STEPS, _WAIT, _WAIT_MOST, _LEFT = 4, 8, 128, 0.995
 #: Ops that say how late this rank is as a rule.
 _LATENESSES = 16
 
@@ -311,6 +311,7 @@ class Shares:
     def __init__(self, ranks: int, least: int = 1) -> None:
         self._late = [0] * ranks  # steps in a row
         self._owed = [0] * ranks  # steps in time before a rank owns rows; 0: it does
+        self._waits = [_WAIT / 2] * ranks  # what a rank owed when it went last
         self._least = min(least, ranks)
         self.owners: tuple[int, ...] = tuple(range(ranks))
 
@@ -327,12 +328,14 @@ class Shares:
         for rank, owed in enumerate(self._owed):
             late = lateness.get(rank, 0)
             self._late[rank] = self._late[rank] + 1 if late > limit else 0
-            if rank in absent:
-                self._owed[rank] = max(owed, _OWED)
-            elif late > limit and (owed or self._late[rank] >= _LATE_STEPS):
-                self._owed[rank] = min(_OWED_MOST, max(_OWED, owed + _OWED_MORE))
-            elif 2 * late <= limit:
-                self._owed[rank] = max(0, owed - 1)
+            if rank in absent or (late > limit and (owed or self._late[rank] >= _LATE_STEPS)):
+                if not owed:
+                    self._waits[rank] = min(_WAIT_MOST, 2 * self._waits[rank])
+                self._owed[rank] = round(self._waits[rank])
+            elif owed and 2 * late <= limit:
+                self._owed[rank] = owed - 1
+            elif not owed and late <= limit:
+                self._waits[rank] = max(_WAIT / 2, _LEFT * self._waits[rank])
         self.owners = self._enough(lateness, absent)
         return self.owners
 
