@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -151,8 +152,8 @@ def test_a_closed_datapath_has_no_descriptor_left(wire: list[str]) -> None:
 
 
 @both_loaders
-def test_pinned(wire: list[str], loader: str) -> None:
-    """Pinned by one object, used by another, and gone after detach."""
+def test_pinned(wire: list[str], loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned by one object, used by another, and gone after detach; one that is half open leaves nothing open."""
     assert not pin.settings("tbx")
     with pytest.raises(AttachError, match="nothing is attached"):
         XdpDatapath.open("tbx")
@@ -161,6 +162,11 @@ def test_pinned(wire: list[str], loader: str) -> None:
     path = XdpDatapath.open("tbx")
     exercise(path, wire)
     path.close()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(xdp.Fanout, "stop", Mock(side_effect=OSError("no stop")))
+    with pytest.raises(OSError, match="no stop"):
+        XdpDatapath.open("tbx")
+    assert len(os.listdir("/proc/self/fd")) == before
     assert net.xdp_on("tbx") is not None
     with pytest.raises(AttachError, match="tailbound detach tbx"):
         XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES), loader)

@@ -193,7 +193,11 @@ class XdpDatapath:
             maps.close()
             raise
         path = cls(found, _Loaded(maps, -1, -1, found.tagged), address)
-        Fanout.stop(interface)  # it has the job's port by now: what else is there is of one that was killed
+        try:
+            Fanout.stop(interface)  # it has the job's port by now: what else is there is of one that was killed
+        except BaseException:
+            path.close()
+            raise
         return path
 
     def reset(self, first_op: int) -> None:
