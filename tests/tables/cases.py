@@ -225,6 +225,7 @@ _TRUST = [
     _bad("a rank beyond the world", contribution(sender=RANKS), Verdict.UNKNOWN_RANK),
     _bad("a rank nobody registered", contribution(sender=3), Verdict.UNKNOWN_RANK, registered=(1, 2)),
     _bad("another rank's address", contribution(), Verdict.WRONG_ADDRESS, source=2),
+    _bad("a stop from there", control_packet(PacketType.HELLO, flags=Flag.STOP), Verdict.WRONG_ADDRESS, source=2),
     _bad("one bit of the codes", flipped(contribution(), 8 * (HEADER_BYTES + 40) + 3), Verdict.CORRUPT),
     _bad("one bit of the mark", flipped(contribution(), 8 * 27 + 1), Verdict.CORRUPT),
     _bad("one bit of the check", flipped(contribution(), 8 * 63), Verdict.CORRUPT),
