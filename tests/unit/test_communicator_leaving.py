@@ -211,15 +211,19 @@ def test_a_restart_finds_its_ports_free_while_a_forked_child_lives() -> None:
 
 
 LEAVING = """
-import atexit, os, socket, sys
+import atexit, contextlib, os, socket, sys
 folder = sys.argv[1]
 sys.path[:0] = sys.argv[2:]
-from support import gradients, patient, team, whole
+from support import gradients, patient, team
+from tailbound.errors import TransportError
 
 with team(2, patient()) as job:
     inputs = gradients("U", 2, 5000, seed=0)
     job.allreduce(inputs)
     if (child := os.fork()) == 0:
+        with contextlib.suppress(TransportError):
+            job[0].allreduce(inputs[0])
+            os._exit(1)
         os.environ["TAILBOUND_TRACE"] = folder
         atexit._run_exitfuncs()  # as the interpreter does at its end
         os._exit(0)
@@ -234,7 +238,7 @@ with team(2, patient()) as job:
 
 
 def test_a_child_that_ends_ends_nothing_of_its_parents_job(tmp_path: Path) -> None:
-    """Neither the listener for states, nor the trace; and nobody takes the parent for gone."""
+    """Neither the listener for states, nor the trace; no rank takes the parent for gone, and a launch there raises."""
     command = [sys.executable, "-c", LEAVING, str(tmp_path), *[p for p in sys.path if p]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]

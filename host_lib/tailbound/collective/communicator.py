@@ -595,9 +595,9 @@ atexit.register(_close_all)
 
 
 def _forget() -> None:
-    """A forked child has no part in the jobs of its parent, and must say no goodbye in its name."""
+    """A forked child has no part in the jobs of its parent: it must say no goodbye in its name, nor launch anything."""
     for communicator in list(_open):
-        communicator._closed = True
+        communicator._closed = communicator._engine._closing = True
     _open.clear()
 
 
