@@ -303,7 +303,7 @@ class Resync:
         where = f" in slice {which} of {self.replica.slices}"
         why = (
             "ranks that were apart may have followed two states; if none was away, look for memory errors, "
-            "operations that are not deterministic, and weights that one rank changes"
+            "operations that are not deterministic, and weights that one rank changes: load checkpoints on all ranks"
         )
         if len({one.form for one in held.values()}) > 1:
             where = ""
