@@ -53,13 +53,6 @@ def test_losses_are_repaired_within_the_bound(terms: Terms, seed: int) -> None:
     assert world.times()[-1] < 1000  # no rank waits for what will not come
 
 
-def test_shallow_queues_of_a_switch() -> None:
-    with World(8, 1, Terms(queue=24 << 10), Plan((64 * 512,)), steps=20) as world:
-        world.run()
-    assert world.fabric.dropped["queue"] > 0
-    assert world.share >= 0.97
-
-
 def test_the_last_rank_that_lives_keeps_the_bound() -> None:
     """Whose deadline is learned from two others' longest: it was stage_max / 10 longer than all may take."""
     with World(3, 59, Terms(rate=1e7, room=8 << 10), steps=4) as world:

@@ -14,7 +14,7 @@ from tailbound.errors import ConfigError
 from tailbound.wire.schema import EXPONENT_NONE
 
 WIDTHS = st.integers(1, 140).map(lambda i: 64 * i)
-TAG = {"bucket": 1, "numel": 1000, "dtype": "float32", "chunk": 0, "world_size": 4, "width": 1408, "mode": 0}
+TAG = {"bucket": 1, "whole": 9, "numel": 9, "dtype": "f", "chunk": 0, "world_size": 4, "width": 8, "mode": 0, "last": 0}
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,8 @@ def cut_tensors(tensors: tuple[int, ...], entries: int, rows_most: int, groups_m
 
 
 def layout_tag(
-    *, bucket: int, numel: int, dtype: str, chunk: int, world_size: int, width: int, mode: int,
-    runs: tuple[int, ...] = (),
+    *, bucket: int, whole: int, numel: int, dtype: str, chunk: int, world_size: int, width: int, mode: int,
+    last: bool, runs: tuple[int, ...] = (),
 ) -> int:  # fmt: skip
     """16-bit tag of everything ranks must agree on before their packets mean the same; stable across processes.
 
@@ -227,13 +227,15 @@ def layout_tag(
 
     Args:
         bucket: index of the bucket in the step.
+        whole: entries of the bucket.
         numel: entries of the chunk that is one op.
         dtype: name of the bucket's type, as ``"float32"``.
         chunk: index of the chunk in the bucket.
         world_size: ranks of the job.
         width: widest row W.
         mode: number of the codec mode (rotation, bits).
+        last: whether it ends the step.
         runs: of its shape.
     """
-    text = f"{bucket}/{numel}/{dtype}/{chunk}/{world_size}/{width}/{mode}/{CODEC_NUMBER}/{runs}"
+    text = f"{bucket}/{whole}/{numel}/{dtype}/{chunk}/{world_size}/{width}/{mode}/{last}/{CODEC_NUMBER}/{runs}"
     return int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little")

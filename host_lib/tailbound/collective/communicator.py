@@ -374,11 +374,12 @@ class Communicator:
         mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         for chunk, (lo, hi, tensors) in enumerate(chunks):
             shape = shape_for(hi - lo, self._row_width, bits, tensors)
+            ends = last and hi == numel
             tag = layout_tag(
-                bucket=bucket, numel=shape.numel, dtype=kind, chunk=chunk, world_size=config.ranks, width=shape.width,
-                mode=mode, runs=shape.runs,
+                bucket=bucket, whole=numel, numel=shape.numel, dtype=kind, chunk=chunk, world_size=config.ranks,
+                width=shape.width, mode=mode, last=ends, runs=shape.runs,
             )  # fmt: skip
-            found.append(Layout((bucket, numel, chunk, mode), shape, tag, last and hi == numel))
+            found.append(Layout((bucket, numel, chunk, mode), shape, tag, ends))
         return tuple(found)
 
     def ops(self, numel: int) -> int:

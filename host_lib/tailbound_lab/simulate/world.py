@@ -223,8 +223,9 @@ class Rank:
         launched = world.fabric.clock + self.ahead
         shape, mode = shape_for(numel, world.width, bits), number_of(bits) << 2
         tag = layout_tag(
-            bucket=bucket, numel=numel, dtype="float32", chunk=0, world_size=world.ranks, width=world.width, mode=mode
-        )
+            bucket=bucket, whole=numel, numel=numel, dtype="float32", chunk=0, world_size=world.ranks,
+            width=world.width, mode=mode, last=last,
+        )  # fmt: skip
 
         def over(outcome: Outcome) -> None:
             try:
