@@ -11,9 +11,6 @@ from tailbound.errors import ConfigError
 from tailbound.torch.compat import GradBucket, backward_pass
 from tailbound.torch.state import TailboundState
 
-#: Entries of the bucket that ends a step in place of a sparse one.
-_END = 64
-
 
 def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks, in bounded time.
@@ -52,7 +49,7 @@ def _average_sparse(
     """Averages a sparse gradient exactly over all ranks of the process group, however long that takes.
 
     Ranks have different rows of an embedding, so that no common layout can be coded. A step ends with an op of
-    Tailbound: where its last bucket is sparse, that is one of zeros.
+    Tailbound: where its last bucket is sparse, that is an empty one's.
     """
     state.complain(
         "a bucket is sparse: it is averaged by the process group, where a slow rank holds all others; "
@@ -67,7 +64,7 @@ def _average_sparse(
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0] * scale)
     if not last:
         return averaged
-    ended = state.average(index, torch.zeros(_END, device=tensor.device), True)
+    ended = state.average(index, torch.zeros(0, device=tensor.device), True)
 
     def result(both: torch.futures.Future[list[torch.futures.Future[torch.Tensor]]]) -> torch.Tensor:
         for part in both.value():
