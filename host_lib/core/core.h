@@ -233,7 +233,7 @@ struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets, st
 void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, double share, __s64 now);
 void tb_line_close(struct tb_line *l);
 int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label, __s64 until,
-	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count);
+	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count, void *owned);
 __u64 tb_cancel(struct tb_line *l, __u32 label);
 void tb_begin(struct tb_line *l);
 int tb_next(struct tb_line *l);
@@ -325,8 +325,6 @@ int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __u32 tb_newest(const struct tb_terms *t, __u32 newest);
 int tb_stirred(const struct tb_terms *t);
 void tb_hear(struct tb_terms *t);
-void tb_begin_listening(struct tb_terms *t);
-__u64 tb_listen(struct tb_terms *t, __s64 now);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
 void tb_stand_still(struct tb_own_op *o, __s64 now);

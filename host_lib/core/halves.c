@@ -770,27 +770,3 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		      (closed != h->closed && tb_count(tb_set_of(t->gone))); /* they owe rows */
 	return found ? (__u64)h : 0;
 }
-
-TB_EXPORT void tb_begin_listening(struct tb_terms *t)
-{
-	t->at = t->first;
-	t->listen = 0;
-}
-
-/* Looks at the flows of ops that are due, from at on: label, and the half of which something is to be asked. */
-TB_EXPORT __u64 tb_listen(struct tb_terms *t, __s64 now)
-{
-	struct tb_own_op *o;
-	__u64 found;
-
-	while ((o = (struct tb_own_op *)t->at)) {
-		t->at = o->after;
-		found = now >= o->listen ? tb_listen_to(t, o, now) : 0;
-		if (o->listen < TB_NEVER)
-			t->listen = tb_earlier(t->listen, o->listen);
-		t->label = o->label;
-		if (found)
-			return found;
-	}
-	return 0;
-}

@@ -79,7 +79,7 @@ TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	s->head = 0;
 	if (tb_submit((struct tb_line *)w->line, 1, o, o->label,
 		      (o->start ? o->start : o->admitted) + t->stage_max, s->stride, o->burst,
-		      flows, count))
+		      flows, count, NULL))
 		return ENOMEM;
 	tb_pump_soon((struct tb_line *)w->line);
 	o->own_present = !tb_half_of(o, 0)->phase;

@@ -176,7 +176,7 @@ struct tb_sending {
 	__u32 error; /* errno of the first message */
 	__u32 to; /* destination of the first message */
 	__u32 packets; /* of the first message */
-	__u32 next; /* packets that had left before in its flow */
+	__u32 pad; /* 0 */
 	__u32 sockets; /* how many */
 	__u32 channels; /* how many */
 	__s32 fds[64]; /* of sockets */

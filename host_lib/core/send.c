@@ -87,7 +87,6 @@ struct tb_line {
 	__u64 behind[TB_WORDS]; /* ranks for which something older waits */
 	__u64 due[TB_WORDS]; /* ranks that a probe waits for */
 	int single; /* what the messages are (TB_SINGLE_*); 0: bursts */
-	__u32 singles; /* probes and words so far */
 	__s64 probed; /* when probes leave */
 	__s64 crowded; /* since when sockets are full; 0: none is */
 	__u64 before; /* bytes that had left by then */
@@ -105,7 +104,6 @@ static void tb_forget_word(struct tb_line *l)
 {
 	tb_drop_word(&l->words);
 	l->s->words--;
-	l->singles++;
 }
 
 TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets,
@@ -371,15 +369,22 @@ TB_EXPORT void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rt
 
 /* -- submissions ------------------------------------------------------------------------------------------------ */
 
-/* o: whose rows they are, NULL: of no op in flight. runs: destination, address and packets of each. 0, or ENOMEM. */
+/*
+ * o: whose rows they are, NULL: of no op in flight. runs: destination, address and packets of each. owned: memory that goes
+ * with the packets, in any case, or NULL. 0, or ENOMEM.
+ */
 TB_EXPORT int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label,
-			__s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count)
+			__s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count,
+			void *owned)
 {
 	struct tb_item *item = calloc(1, sizeof(*item) + count * sizeof(*item->flows));
 	__u32 i, k, channel;
 
-	if (!item)
+	if (!item) {
+		free(owned);
 		return ENOMEM;
+	}
+	item->owned = owned;
 	item->op = o;
 	item->label = label;
 	item->until = until;
@@ -404,19 +409,6 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u
 	return 0;
 }
 
-/* The same; owned: memory that goes with the packets, in any case, or NULL. */
-static int tb_submit_own(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label,
-			 __s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count,
-			 void *owned)
-{
-	if (tb_submit(l, queue, o, label, until, stride, largest, runs, count)) {
-		free(owned);
-		return ENOMEM;
-	}
-	((struct tb_item *)l->tail[queue])->owned = owned; /* after is first in it */
-	return 0;
-}
-
 /* The same of copies, which leave before all others and are let go of once they have. */
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
 		      __u32 largest, __u8 *copies, __u32 count)
@@ -425,7 +417,7 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 
 	l->lossy = l->s->now + TB_LOSSY;
 	if (count)
-		tb_submit_own(l, TB_AGAIN, NULL, label, until, stride, largest, run, 1, copies);
+		tb_submit(l, TB_AGAIN, NULL, label, until, stride, largest, run, 1, copies);
 	else
 		free(copies);
 }
@@ -435,8 +427,7 @@ int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32
 		      const __u64 *runs, __u32 count, void *owned)
 {
 	tb_pump_soon(l);
-	return tb_submit_own(l, TB_RESULTS, o, o->label, until, stride, o->largest, runs, count,
-			     owned);
+	return tb_submit(l, TB_RESULTS, o, o->label, until, stride, o->largest, runs, count, owned);
 }
 
 /* The results of an op have left: the mark is the newest before which nothing is outstanding. */
@@ -693,7 +684,6 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	l->due[rank >> 6] &= ~(1ULL << (rank & 63));
 	s->due--;
 	s->probes++;
-	l->singles++;
 	if (p->awaited && ++p->missed >= TB_SILENT) /* there is nothing to go by */
 		tb_raise(p, l->link, s->now);
 	p->count = p->packets + (p->awaited ? p->count + 1 : 0);
@@ -716,7 +706,6 @@ static int tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
 		s->error = error;
 		s->to = r;
 		s->packets = 1;
-		s->next = l->singles;
 		return TB_SEND_REFUSED;
 	}
 	for (i = 0; i < taken; i++) {
@@ -1066,7 +1055,6 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		s->error = error;
 		s->to = f->to;
 		s->packets = l->bursts[0].packets;
-		s->next = f->next;
 		return TB_SEND_REFUSED;
 	}
 	for (i = 0; i < taken; i++) {

@@ -270,9 +270,15 @@ static void tb_ask_half(struct tb_voice *v, const struct tb_half *h, __s64 now)
 TB_EXPORT void tb_ask_others(struct tb_voice *v, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)v->terms;
+	struct tb_own_op *o;
 	const struct tb_half *h;
 
-	tb_begin_listening(t);
-	while ((h = (const struct tb_half *)tb_listen(t, now)))
-		tb_ask_half(v, h, now);
+	t->listen = 0;
+	for (o = (struct tb_own_op *)t->first; o; o = (struct tb_own_op *)o->after) {
+		h = now >= o->listen ? (const struct tb_half *)tb_listen_to(t, o, now) : NULL;
+		if (o->listen < TB_NEVER)
+			t->listen = tb_earlier(t->listen, o->listen);
+		if (h)
+			tb_ask_half(v, h, now);
+	}
 }

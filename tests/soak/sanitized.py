@@ -190,9 +190,9 @@ def _ops(rng: random.Random, count: int, *, switched: bool) -> None:
             (one,) = (each for each in ops if each.label == world.terms.label)
             half = one.second if found == Found.FINISH else one.first
             half.phase = Phase.DONE if found in (Found.SEAL, Found.FINISH) else half.phase
-        world.terms.at = world.terms.first
-        while world.fast.tb_listen(world.terms.pointer, now):
-            for half in (half for each in ops for half in (each.first, each.second)):
+        for each in ops:
+            world.listen(each, now)
+            for half in (each.first, each.second):
                 assert all(flow.again <= 256 for flow in half.begun)
         for one in [one for one in ops if one.finished]:
             world.fast.tb_leave(world.terms.pointer, ctypes.addressof(one))

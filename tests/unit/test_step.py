@@ -371,8 +371,7 @@ class Rank(OpWorld):
         self.fast.tb_begin_turn(self.terms.pointer, everything, 0)
         assert not self.fast.tb_next_op(self.terms.pointer, now)
         due = [op for op in self.ops if op.listen <= now]
-        self.fast.tb_begin_listening(self.terms.pointer)
-        assert not self.fast.tb_listen(self.terms.pointer, now)
+        assert not [op for op in due if self.listen(op, now)]
         return due
 
 

@@ -131,10 +131,9 @@ class Troubled:
     def _send(self, target: tuple[str, int], packets: list[bytes]) -> int:
         for packet in self._trouble.meet(self._ranks.get(target, -1), packets):
             while number := self._inner.send_one(packet, target):
-                if number == errno.EAGAIN:
-                    self._room.poll()
-                elif number != errno.ECONNREFUSED:  # that is the answer to an earlier packet
+                if number != errno.EAGAIN:
                     return number
+                self._room.poll()
         return 0
 
 

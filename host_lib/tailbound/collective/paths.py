@@ -261,8 +261,8 @@ class Paths:
             self._send(port, peer, [self._packet(path, peer, 0, wide)]),
             self._send(0, peer, [self._packet(path, peer, 0)]),
         ]
-        # a full socket is as good as a loss, and a refused connection is of an earlier packet
-        path.refused = next((each for each in numbers if each not in (0, *FULL, errno.ECONNREFUSED)), 0)
+        # a full socket is as good as a loss
+        path.refused = next((each for each in numbers if each not in (0, *FULL)), 0)
 
     def _packet(self, path: Path, peer: int, place: int, body: bytes = b"", *, ask: bool = True) -> bytes:
         job = self._job
@@ -367,8 +367,8 @@ class Paths:
         if number == errno.EMSGSIZE:
             for rank in ranks:
                 self.begin(rank, now)
-        if number == errno.ECONNREFUSED or (number in NO_GSO and not self._job.sender.plain.isdisjoint(ranks)):
-            return  # of the other side; or told of by itself
+        if number in NO_GSO and not self._job.sender.plain.isdisjoint(ranks):
+            return  # told of by itself
         said = self._said.setdefault(number, Backoff(_LATER))
         if now < said.due:
             return

@@ -22,7 +22,6 @@ published an op takes no contributions to it, and a rank that has left takes no 
 from __future__ import annotations
 
 import ctypes
-import errno
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -113,7 +112,6 @@ class SendQueue:
             said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
             said.ways = 2 if peers.by == "thread" else 1
         self._clock = clock
-        self._refused: tuple[int, int, int] | None = None
         self.direct = False
         self._told: object = None  # sockets, who goes without GSO and shared channels, as the library knows them
 
@@ -162,7 +160,7 @@ class SendQueue:
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
         error = self._core.fast.tb_submit(
             self.line, kind == PacketType.CONTRIBUTION, op, label, until, stride,
-            self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
+            self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs), 0,
         )  # fmt: skip
         if error:
             raise MemoryError("no memory for a submission")
@@ -215,13 +213,11 @@ class SendQueue:
     def _refuse(self) -> None:
         """Decides on the first message, which a socket refused."""
         said, sender = self.said, self.sender
-        to, number, at = said.to, said.error, (said.bytes, said.to, said.next)
+        to, number = said.to, said.error
         sender.refuse(to, number)
         if number in NO_GSO and said.packets > 1:
             sender.plain.add(to)
             self.tell()
-        elif number == errno.ECONNREFUSED and self._refused != at:
-            self._refused = at  # the error belongs to an earlier datagram, this one was not tried
         else:
             self._core.fast.tb_give_up(self.line)
             if to in sender.shared:

@@ -167,7 +167,7 @@ def prepare_rows(sock: socket.socket, dscp: int) -> None:
 
 
 def bound_socket(address: str, ports: Sequence[int], room: int, otherwise: str) -> UdpSocket:
-    """The UDP socket at ``address`` that takes control packets, and keeps peers from seeing ECONNREFUSED.
+    """The UDP socket at ``address`` that takes control packets.
 
     Args:
         address: own IP address.

@@ -774,7 +774,7 @@ SENDING = Struct(
         Field("error", "u32", "errno of the first message"),
         Field("to", "u32", "destination of the first message"),
         Field("packets", "u32", "of the first message"),
-        Field("next", "u32", "packets that had left before in its flow"),
+        Field("pad", "u32", "0"),
         Field("sockets", "u32", "how many"),
         Field("channels", "u32", "how many"),
         Field("fds", "s32", "of sockets", SOCKETS_MOST),
