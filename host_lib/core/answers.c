@@ -40,6 +40,7 @@ struct tb_rows {
 	__u32 rows, stride, first; /* first: the place of the packet that is first in memory */
 };
 
+/* What it is given outlives it. NULL: no memory. */
 TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks)
 {
 	struct tb_asked *a = calloc(1, sizeof(*a) + ranks * sizeof(*a->budgets));

@@ -267,6 +267,7 @@ static __u32 tb_decode(const struct tb_owner *w, struct tb_own_op *o, struct tb_
 	return found;
 }
 
+/* Counts and decodes results: what of TB_WOKEN_* cannot wait, and it goes on in the next call; 0: all is decoded. */
 TB_EXPORT __u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s,
 			  __s64 now)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the library is made of, and what it exports (tailbound/kernel/core.py). */
+/* What files of the library have of each other. What Python alone calls is TB_EXPORT where it is (kernel/core.py). */
 #ifndef TB_CORE_H
 #define TB_CORE_H
 
@@ -176,11 +176,6 @@ struct tb_echo {
 int tb_checked(struct xdp_md *ctx);
 int tb_tagged(struct xdp_md *ctx);
 
-/* maps are in the order of TB_WORKER_MAPS; they and state outlive the tables. NULL: no memory. */
-struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u32 result_rows,
-			  struct tb_state *state);
-void tb_close(struct tb_tables *t);
-
 /*
  * Takes in a received buffer: packets of segment bytes (0: one packet), the last perhaps shorter. The buffer is aligned
  * to 8 bytes. now is CLOCK_MONOTONIC in ns. marked: all packets came with CE; GRO joins none that differ in that.
@@ -189,14 +184,8 @@ void tb_close(struct tb_tables *t);
 int tb_take_in(struct tb_tables *t, __u8 *data, __u32 length, __u32 segment, const __be32 *source,
 	       __u64 now, int marked, struct tb_echo *echoes, int room);
 
-/* Receives and takes in until state->stop is set and wake_fd is readable; 0, or an errno. */
-int tb_udp(struct tb_tables *t, int fd, int wake_fd, int event_fd, int control_fd);
-
 /* Seals rows from seq on up to op; when it returns, nothing is added to them. */
 void tb_seal(struct tb_tables *t, __u32 op, __u32 seq, __u32 rows);
-
-/* A key of so many words comes in force in the place of that of two epochs before. */
-void tb_put_key(struct tb_tables *t, __u32 epoch, const __u64 *key, __u32 words);
 
 /* The address that a packet came from, alone: peers use several ports. */
 struct sockaddr_storage;
@@ -227,30 +216,17 @@ void tb_prove_packet(struct tb_header *head, const void *payload, __u32 length, 
 int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even, const __u64 *odd,
 	      __u32 most);
 
-/* A send queue (send.c). What it is given outlives it. NULL: no memory. */
-struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets, struct tb_path *paths,
-			     struct tb_link *link);
-void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, double share, __s64 now);
-void tb_line_close(struct tb_line *l);
+/* A send queue (send.c). */
+struct tb_line;
 int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label, __s64 until,
 	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count, void *owned);
-__u64 tb_cancel(struct tb_line *l, __u32 label);
-void tb_begin(struct tb_line *l);
-int tb_next(struct tb_line *l);
-int tb_took(struct tb_line *l, __u32 taken, __u32 error);
-int tb_pump(struct tb_line *l);
-void tb_end(struct tb_line *l, __s64 now);
 int tb_pump_alone(struct tb_line *l, __s64 now);
-void tb_time_probes(struct tb_line *l, __s64 now);
-void tb_give_up(struct tb_line *l);
 int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length);
 void tb_pump_soon(struct tb_line *l);
-
 double tb_pace(const struct tb_line *l);
 double tb_rate(const struct tb_line *l, __u32 rank, double most);
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
 		      __u32 largest, __u8 *copies, __u32 count);
-
 int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
 		      const __u64 *runs, __u32 count, void *owned);
 void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now);
@@ -258,82 +234,54 @@ void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now);
 /* A compiled pass (wire/jit.py): 0, and else it has failed. */
 typedef int tb_code(__s64 *result, void **error, __s64 call, __s64 low, __s64 high, __s64 memory);
 
-/*
- * Own rows (launch.c). tb_hand: an op was launched, by one thread at a time; it is taken at the next look. tb_send_own: they
- * are coded, and leave; 0, or an errno. tb_launch codes and sends all that are ready: what only Python can do first, or 0.
- */
-void tb_hand(struct tb_terms *t, struct tb_own_op *o);
+/* Own rows (launch.c). */
 void tb_take_handed(struct tb_terms *t);
-int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
 __u32 tb_launch_all(const struct tb_owner *w, struct tb_sleep *s, __s64 now, __u32 *count);
-__u32 tb_launch(const struct tb_owner *w, struct tb_sleep *s, __s64 now);
 
-/*
- * How halves end (close.c). tb_finish counts and decodes results: what of TB_WOKEN_* cannot wait, and it goes on in the next
- * call; 0: all is decoded.
- */
-int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
-__u32 tb_judge_loss(const struct tb_guard *g, __s64 due, __s64 came);
-int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now);
-int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
+/* How halves end (close.c). */
 int tb_close_alone(const struct tb_owner *w, __s64 now);
-__u32 tb_finish(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now);
 struct tb_own_op *tb_complete(const struct tb_terms *t);
 __u32 tb_finish_alone(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now);
-void tb_order(const struct tb_source *s);
 
-/* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
-struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks);
-void tb_asked_close(struct tb_asked *a);
+/* Rows that others have requested (answers.c). */
+struct tb_asked;
 int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half, __u32 layout,
 		    __u32 row, __u32 rows, const __u8 *body, __u32 length);
 void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now);
 __s64 tb_answer_at(const struct tb_voice *v);
 int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length);
-__u32 tb_next_letter(struct tb_asked *a, void *out);
 
 /* Control packets, and questions for what is lost (words.c). tb_new_word, tb_put_word: 0 where there is no memory. */
 struct tb_word *tb_new_word(__u32 rank, const void *packet, __u32 length);
 int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length);
 void tb_drop_word(struct tb_words *q);
-__u64 tb_next_stamp(struct tb_voice *v);
-__u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_header *head, const void *body,
-		    __u32 length, void *out);
 struct tb_header tb_begin_word(const struct tb_voice *v, __u32 type, __u32 label, __u32 layout);
 __u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head, const __s64 *places,
 		     __u32 count, __u32 copies);
-void tb_remember(struct tb_voice *v, __u32 label, __u32 flags);
 __u32 tb_said(const struct tb_voice *v, __u32 label);
 void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o);
 void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
 void tb_say_left(struct tb_voice *v, const struct tb_own_op *o);
 void tb_ask_others(struct tb_voice *v, __s64 now);
-void tb_question(__s64 *open, __u32 rank, __s64 now, __s64 heard);
 void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);
 
 /* What other ranks say (inbox.c). */
-int tb_take_word(struct tb_source *s, void *out, __u32 room);
-int tb_heed(struct tb_voice *v, const struct tb_header *head, __u32 length);
 __u32 tb_serve(struct tb_voice *v, __s64 now);
 
 /* Ops in flight and their halves (halves.c). */
 void tb_enter(struct tb_terms *t, struct tb_own_op *o);
-void tb_leave(struct tb_terms *t, struct tb_own_op *o);
 void tb_begin_turn(struct tb_terms *t, int everything, int holds);
 int tb_next_op(struct tb_terms *t, __s64 now);
-int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now);
-__u32 tb_newest(const struct tb_terms *t, __u32 newest);
 int tb_stirred(const struct tb_terms *t);
 void tb_hear(struct tb_terms *t);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);
-__s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
-void tb_stand_still(struct tb_own_op *o, __s64 now);
 const struct tb_op *tb_record(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_results_in(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o);
-
-__s64 tb_silence(const struct tb_terms *t, const struct tb_own_op *o, int results, __s64 now);
+__s64 tb_saved(const struct tb_overtime *v, __s64 now);
+void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 now);
+void tb_woke(struct tb_overtime *v, __s64 late);
 
 /* Rows that are here (rows.c). */
 void tb_summed(const struct tb_terms *t, const struct tb_own_op *o, __s64 *summed);
@@ -343,21 +291,8 @@ __u32 tb_read(const struct tb_terms *t, const struct tb_own_op *o, __u32 form);
 void tb_account(const struct tb_terms *t, const struct tb_own_op *o, int results, int abstains,
 		const __s64 *came, struct tb_books *lines, struct tb_tally *y);
 
-/*
- * How long after the start of its clock a half may last, by now (deadline.c); and the longest D1 of an op among ranks whose
- * contributions are waited for, or whose results, the own one included.
- */
+/* How long after the start of its clock a half may last, by now (deadline.c). */
 __s64 tb_lasts(const struct tb_terms *t, const struct tb_own_op *o, int results);
-__s64 tb_longest(const struct tb_terms *t, const struct tb_own_op *o, int results);
-
-/* What may be waited past deadlines. */
-__s64 tb_saved(const struct tb_overtime *v, __s64 now);
-__s64 tb_patience(const struct tb_overtime *v, const struct tb_half *h);
-int tb_worth(const struct tb_overtime *v, const struct tb_half *h, __s64 now, __s64 heard,
-	     __s64 reserve);
-void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 now);
-void tb_woke(struct tb_overtime *v, __s64 late);
-void tb_start_half(struct tb_half *h, __s64 start, __s64 lasts, __s64 most, __s64 floor);
 
 /*
  * Loss detection (recovery.c). Flows begin with a half, of all ranks; 0 where there is no memory. Once they say whether they
@@ -372,55 +307,23 @@ void tb_learn_last(struct tb_half *r, __s64 now);
 int tb_flow_over(const struct tb_half *r, __u32 rank);
 void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length);
 __u32 tb_bitmap(const __s64 *places, __u32 count, __u8 *body, __u32 most, __u32 *size);
-__u32 tb_repaired(const struct tb_half *r, __u32 rank);
 __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places);
 const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb_incoming *f);
 
-/* The probe timeout; and an answer that came took after its request, first after the first of several, as it seems. */
-__s64 tb_pto(const struct tb_answers *p, __u32 rows);
-void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
-
-/*
- * The transport thread (wait.c): tb_sleep returns what only Python can do (TB_WOKEN_*), or -errno. tb_look_out is what it does
- * each time that it wakes up, tb_first when that is next. tb_take takes the oldest events, as tb_take_events does;
- * tb_take_opened all of them, for the next turn. In the midst of a turn tb_meanwhile sends what is due, and says what else
- * cannot wait.
- */
-__s64 tb_sleep(struct tb_sleep *s, __s64 now);
-__u32 tb_look_out(struct tb_sleep *s, __s64 now);
-__s64 tb_first(const struct tb_sleep *s, __s64 now);
-__s64 tb_peek(struct tb_sleep *s);
+/* The transport thread (wait.c). In the midst of a turn tb_meanwhile sends what is due, and says what else cannot wait. */
 __u32 tb_meanwhile(struct tb_sleep *s);
 void tb_take_opened(struct tb_sleep *s);
 __u32 tb_send_alone(struct tb_sleep *s, __s64 now);
 __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now);
-int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
 
 /*
  * Passes over many groups (crew.c). tb_pieces runs one until no piece is left, or, with the transport thread's s, something
- * cannot wait: then it says what, and goes on in the next call. tb_work is that for Python. NULL: no memory, or no threads.
+ * cannot wait: then it says what, and goes on in the next call.
  */
 __u32 tb_pieces(struct tb_work *w, __s64 memory, struct tb_sleep *s);
-__u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s);
-struct tb_crew *tb_crew_open(const __s64 *memories, __u32 count);
-void tb_crew_close(struct tb_crew *c);
 
-/*
- * Who stands in for the transport thread where that waits for the interpreter (deputy.c). tb_away: it is about to, and what
- * of TB_WOKEN_* waits for it; tb_back: it has got it, and the same with what was found meanwhile. s may be NULL.
- * tb_appoint: 0, or an errno.
- */
+/* The transport thread is about to wait for the interpreter, and what of TB_WOKEN_* waits for it (deputy.c). s may be NULL. */
 enum { TB_AWAY_BETWEEN = 1, TB_AWAY_MIDST };
-int tb_appoint(struct tb_sleep *s);
-void tb_dismiss(struct tb_sleep *s);
 void tb_away(struct tb_sleep *s, int how, __u32 found);
-__u32 tb_back(struct tb_sleep *s);
-
-/*
- * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until
- * stop_fd is readable. Counts in sent what left. Packets may be written meanwhile: a torn one fails its check.
- */
-void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets, __u32 size,
-	       const __u8 *names, __u32 count, __s64 *sent);
 
 #endif /* TB_CORE_H */

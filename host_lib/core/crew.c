@@ -129,6 +129,7 @@ TB_EXPORT void tb_crew_close(struct tb_crew *c)
 	free(c);
 }
 
+/* NULL: no memory, or no threads. */
 TB_EXPORT struct tb_crew *tb_crew_open(const __s64 *memories, __u32 count)
 {
 	struct tb_crew *c = calloc(1, sizeof(*c) + count * sizeof(*c->members));

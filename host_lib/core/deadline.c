@@ -36,6 +36,7 @@ static __s64 tb_fitted(const struct tb_terms *t, const struct tb_own_op *o, __s6
 	return tb_least(tb_most(t->floor, advertised), t->stage_max);
 }
 
+/* The longest D1 of an op among ranks whose contributions are waited for, or whose results, the own one included. */
 TB_EXPORT __s64 tb_longest(const struct tb_terms *t, const struct tb_own_op *o, int results)
 {
 	__s64 values[TB_MAX_RANKS + 1], longest;

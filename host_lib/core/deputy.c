@@ -48,6 +48,7 @@ void tb_away(struct tb_sleep *s, int how, __u32 found)
 	pthread_mutex_unlock(&d->turn);
 }
 
+/* It has got the interpreter, and what waits for it, with what was found meanwhile. */
 TB_EXPORT __u32 tb_back(struct tb_sleep *s)
 {
 	struct tb_deputy *d = s ? (struct tb_deputy *)s->deputy : NULL;
@@ -157,6 +158,7 @@ static void tb_free(struct tb_deputy *d)
 	free(d);
 }
 
+/* 0, or an errno. */
 TB_EXPORT int tb_appoint(struct tb_sleep *s)
 {
 	struct tb_deputy *d = calloc(1, sizeof(*d));

@@ -72,6 +72,7 @@ static int tb_foreseen_wrongly(const struct tb_own_op *o, const struct tb_sight 
 
 /* -- what may be waited past deadlines (clock-29) ------------------------------------------------------------------ */
 
+/* What may be waited past deadlines. */
 TB_EXPORT __s64 tb_saved(const struct tb_overtime *v, __s64 now)
 {
 	double saved = v->saved + v->share * tb_most(0, now - v->at);

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 
+/* An op was launched, by one thread at a time; it is taken at the next look. */
 TB_EXPORT void tb_hand(struct tb_terms *t, struct tb_own_op *o)
 {
 	__u64 newest = __atomic_load_n(&t->handed, __ATOMIC_RELAXED);
@@ -39,6 +40,7 @@ void tb_take_handed(struct tb_terms *t)
 	}
 }
 
+/* Own rows are coded, and leave; 0, or an errno. */
 TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
 {
 	const struct tb_terms *t = (const struct tb_terms *)w->terms;
@@ -125,6 +127,7 @@ __u32 tb_launch_all(const struct tb_owner *w, struct tb_sleep *s, __s64 now, __u
 	return 0;
 }
 
+/* Codes and sends all that are ready: what only Python can do first, or 0. */
 TB_EXPORT __u32 tb_launch(const struct tb_owner *w, struct tb_sleep *s, __s64 now)
 {
 	__u32 count = 0, found = tb_launch_all(w, s, now, &count);

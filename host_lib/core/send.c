@@ -106,6 +106,7 @@ static void tb_forget_word(struct tb_line *l)
 	l->s->words--;
 }
 
+/* What it is given outlives it. NULL: no memory. */
 TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets,
 				       struct tb_path *paths, struct tb_link *link)
 {

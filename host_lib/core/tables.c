@@ -19,6 +19,21 @@ __thread struct tb_tables *tb_here;
 __attribute__((section("tailbound"), used)) static const char tb_signature[] = TB_SIGNATURE;
 #endif
 
+TB_EXPORT void tb_close(struct tb_tables *t)
+{
+	struct tb_word *w;
+
+	while ((w = t->taken)) {
+		t->taken = w->after;
+		free(w);
+	}
+	free(t->events);
+	free(t->spare);
+	pthread_mutex_destroy(&t->mutex);
+	free(t);
+}
+
+/* maps are in the order of TB_WORKER_MAPS; they and state outlive the tables. NULL: no memory. */
 TB_EXPORT struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u32 result_rows,
 				    struct tb_state *state)
 {
@@ -40,20 +55,6 @@ TB_EXPORT struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u3
 		return t;
 	tb_close(t);
 	return 0;
-}
-
-TB_EXPORT void tb_close(struct tb_tables *t)
-{
-	struct tb_word *w;
-
-	while ((w = t->taken)) {
-		t->taken = w->after;
-		free(w);
-	}
-	free(t->events);
-	free(t->spare);
-	pthread_mutex_destroy(&t->mutex);
-	free(t);
 }
 
 /* For Python; a full queue loses it, counted, as a full socket would. */
@@ -127,6 +128,7 @@ void tb_seal(struct tb_tables *t, __u32 op, __u32 seq, __u32 rows)
 	pthread_mutex_unlock(&t->mutex);
 }
 
+/* A key of so many words comes in force in the place of that of two epochs before. */
 TB_EXPORT void tb_put_key(struct tb_tables *t, __u32 epoch, const __u64 *key, __u32 words)
 {
 	pthread_mutex_lock(&t->mutex);

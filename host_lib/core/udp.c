@@ -104,6 +104,7 @@ static void tb_wake(int fd)
 		return; /* it is as full as it can be, and readable */
 }
 
+/* Receives and takes in until state->stop is set and wake_fd is readable; 0, or an errno. */
 TB_EXPORT int tb_udp(struct tb_tables *t, int fd, int wake_fd, int event_fd, int control_fd)
 {
 	struct pollfd waits[2] = { { .fd = fd, .events = POLLIN },

@@ -212,6 +212,7 @@ TB_EXPORT __s64 tb_peek(struct tb_sleep *s)
 	return ready;
 }
 
+/* What only Python can do (TB_WOKEN_*), or -errno. */
 TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 {
 	struct tb_overtime *v = (struct tb_overtime *)((struct tb_terms *)s->terms)->overtime;
@@ -260,6 +261,10 @@ TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 	return found | tb_send_on(s, 0, now);
 }
 
+/*
+ * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until
+ * stop_fd is readable. Counts in sent what left. Packets may be written meanwhile: a torn one fails its check.
+ */
 TB_EXPORT void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets,
 			 __u32 size, const __u8 *names, __u32 count, __s64 *sent)
 {

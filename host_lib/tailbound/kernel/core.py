@@ -27,7 +27,7 @@ _OPTIONS = (
 #: Section of the library that has its signature, as text.
 _SECTION = "tailbound"
 _P, _U32, _U64, _S64, _INT = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int
-#: Results and arguments, as in ``core.h``.
+#: Results and arguments, as in the sources.
 _FUNCTIONS = {
     "tb_open": (_P, _P, _U32, _U32, _P),
     "tb_close": (None, _P),
