@@ -194,11 +194,12 @@ void tb_source_of(const struct sockaddr_storage *name, __be32 *words);
 /* Returns when no buffer is in hand that was before. */
 void tb_fence(struct tb_tables *t);
 
-/* Takes the oldest of a queue, at most so many; how many. Packets lie apart by a header and a row. fd: an eventfd that
- * is clear afterwards; -1: none. */
-__u64 tb_clear(int fd);
+/* Takes the oldest events, at most so many; how many. fd: an eventfd that is clear afterwards; -1: none. */
 int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most);
-int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, int most);
+__u64 tb_clear(int fd);
+
+/* Takes the oldest control packet: its bytes; 0: there is none. */
+__u32 tb_take_control(struct tb_tables *t, void *out);
 
 /* Writes the headers of packets, run by run. */
 void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u32 count);

@@ -222,7 +222,7 @@ int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o)
 static int tb_repairable(const struct tb_terms *t, const struct tb_own_op *o,
 			 const struct tb_sight *see)
 {
-	return t->repair && !(o->overtaken && !see->record) && !tb_nobody_had_any(t, o);
+	return !(o->overtaken && !see->record) && !tb_nobody_had_any(t, o);
 }
 
 /* Why a half is over that still insists, past its deadline, on rows that can be had (clock-35); else notes until when. */
@@ -677,7 +677,7 @@ static void tb_open_half(const struct tb_terms *t, const struct tb_own_op *o, in
 	h->terms = (__u64)t;
 	h->own_op = (__u64)o;
 	h->results = results;
-	h->patience = !t->repair ? 0 : results ? tb_most(longest, t->insist) : longest;
+	h->patience = results ? tb_most(longest, t->insist) : longest;
 	h->late = deadline > 0 && deadline < o->admitted;
 	h->step = tb_most(t->floor, o->usual) / 10;
 	h->look = tb_least(TB_LOOK, h->step / 4);

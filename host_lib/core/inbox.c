@@ -18,14 +18,11 @@ TB_EXPORT int tb_take_word(struct tb_source *s, void *out, __u32 room)
 	struct sockaddr_storage name;
 	socklen_t size = sizeof(name);
 	const struct tb_peer *peer;
-	__u32 length = 0;
 	__be32 from[4];
 	ssize_t count;
 
-	if (s->tables) {
-		tb_take_controls((struct tb_tables *)s->tables, out, &length, 1);
-		return length;
-	}
+	if (s->tables)
+		return tb_take_control((struct tb_tables *)s->tables, out);
 	count = recvfrom(s->socket, out, room, MSG_DONTWAIT, (struct sockaddr *)&name, &size);
 	if (count < 0)
 		return 0;

@@ -363,7 +363,6 @@ struct tb_terms {
 	__u32 world; /* ranks, a switch included */
 	__u32 sum_mask; /* slots less one */
 	__u32 result_mask; /* result rows less one */
-	__u32 repair; /* 1: lost rows are asked for */
 	__u32 self_late; /* 1: the own rows are not waited for (clock-8) */
 	__u32 suspects; /* 1: there are some */
 	__u32 holds; /* 1: a live rank holds, so that no clock starts */
@@ -371,6 +370,7 @@ struct tb_terms {
 	__u32 entered; /* 1: the turn is in the midst of an op */
 	__u32 label; /* of the op that something was found of */
 	__u32 alone; /* 1: the library looks at a single op, from which Python learns later */
+	__u32 pad; /* 0 */
 };
 _Static_assert(sizeof(struct tb_terms) == 376, "tb_terms");
 

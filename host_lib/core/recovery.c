@@ -332,12 +332,8 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 		f->due = tb_least(f->due, f->noted + window);
 	if (found->asked || box)
 		f->due = tb_least(f->due, tb_timeout(r, f, found->asked));
-	if (f->requests && r->patience) {
+	if (f->requests)
 		tb_request(r, f, now);
-	} else if (f->requests) {
-		f->over = f->ended != 0;
-		f->requests = 0;
-	}
 }
 
 /* By what all flows of a half wait for marks. */

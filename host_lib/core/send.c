@@ -84,7 +84,7 @@ struct tb_line {
 	struct tb_item **order;
 	__u32 ordered, most, at, channel;
 	int opened, moved, budget;
-	__u64 behind[TB_WORDS]; /* ranks for which something older waits */
+	tb_set behind; /* ranks for which something older waits */
 	__u64 due[TB_WORDS]; /* ranks that a probe waits for */
 	int single; /* what the messages are (TB_SINGLE_*); 0: bursts */
 	__s64 probed; /* when probes leave */
@@ -194,16 +194,6 @@ void tb_pump_soon(struct tb_line *l)
 	tb_pump_at(l->s, 1);
 }
 
-static int tb_meet(const __u64 *a, const __u64 *b)
-{
-	__u64 both = 0;
-	int i;
-
-	for (i = 0; i < TB_WORDS; i++)
-		both |= a[i] & b[i];
-	return both != 0;
-}
-
 /* w and bits are its own. */
 #define TB_EACH_RANK(r, ranks)                                                           \
 	for (w = 0; w < TB_WORDS; w++)                                                   \
@@ -244,7 +234,7 @@ static void tb_allow(struct tb_line *l, const struct tb_item *item, struct tb_fl
 
 	f->size = item->largest;
 	f->allowed = TB_ANY;
-	if (tb_meet(l->behind, t->ranks)) {
+	if (tb_count(l->behind & tb_set_of(t->ranks))) {
 		f->allowed = 0;
 		return;
 	}
@@ -694,21 +684,29 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	p->awaited = 1;
 }
 
-static int tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
+/* The first message, of so many packets, has not left; whether it is refused, and not only has to wait. */
+static int tb_held_back(struct tb_line *l, __u32 to, __u32 packets, __u32 error)
 {
 	struct tb_sending *s = l->s;
-	__u32 i, r = l->bursts[0].flow;
 
 	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
-		l->targets[r].waits++;
-		tb_full(l, 0, error);
-		s->blocked |= 1;
-	} else if (error) {
-		s->error = error;
-		s->to = r;
-		s->packets = 1;
-		return TB_SEND_REFUSED;
+		l->targets[to].waits++;
+		tb_full(l, s->port, error);
+		return 0;
 	}
+	s->error = error;
+	s->to = to;
+	s->packets = packets;
+	return 1;
+}
+
+static int tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
+{
+	__u32 i, r = l->bursts[0].flow;
+
+	if (error && tb_held_back(l, r, 1, error))
+		return TB_SEND_REFUSED;
+	l->s->blocked |= error != 0;
 	for (i = 0; i < taken; i++) {
 		r = l->bursts[i].flow;
 		l->targets[r].packets++;
@@ -728,14 +726,13 @@ static void tb_collect(struct tb_line *l)
 {
 	const struct tb_peer_state *states = tb_states(l);
 	struct tb_sending *s = l->s;
-	__u32 r, w, told, marks, live = 0;
+	__u32 r, w, told, marks, live;
 	__u64 bits;
 	__s64 rtt;
 
 	if (!s->terms)
 		return;
-	for (w = 0; w < TB_WORDS; w++)
-		live += __builtin_popcountll(((const struct tb_terms *)s->terms)->live[w]);
+	live = tb_count(tb_set_of(((const struct tb_terms *)s->terms)->live));
 	l->link->peers = live ? live : l->link->peers;
 	TB_EACH_RANK(r, s->peers)
 	{
@@ -871,7 +868,7 @@ TB_EXPORT void tb_begin(struct tb_line *l)
 	l->ordered = l->at = 0;
 	l->opened = 0;
 	l->budget = TB_BUDGET;
-	memset(l->behind, 0, sizeof(l->behind));
+	l->behind = (tb_set){};
 	tb_collect(l);
 	l->s->again = 0;
 	l->s->full = l->s->blocked = 0;
@@ -997,7 +994,6 @@ TB_EXPORT int tb_next(struct tb_line *l)
 	struct tb_sending *s = l->s;
 	struct tb_item *item;
 	struct tb_flow *f;
-	int i;
 
 	l->single = 0;
 	if (tb_fill_words(l))
@@ -1021,11 +1017,9 @@ TB_EXPORT int tb_next(struct tb_line *l)
 			break;
 		}
 		for (f = item->flows; f < item->flows + item->count; f++)
-			for (i = 0; f->next < f->total && i < TB_WORDS; i++)
-				l->behind[i] |= l->targets[f->to].ranks[i];
-		for (i = 0; i < TB_WORDS && (l->behind[i] & s->peers[i]) == s->peers[i]; i++)
-			;
-		if (i == TB_WORDS)
+			if (f->next < f->total)
+				l->behind |= tb_set_of(l->targets[f->to].ranks);
+		if (!tb_count(tb_set_of(s->peers) & ~l->behind))
 			break;
 	}
 	l->ordered = 0;
@@ -1049,15 +1043,8 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 	cost = tb_cost(l, item);
 	l->moved = 1;
 	l->budget -= cost * (taken ? taken : 1);
-	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
-		l->targets[f->to].waits++;
-		tb_full(l, s->port, error);
-	} else if (error) {
-		s->error = error;
-		s->to = f->to;
-		s->packets = l->bursts[0].packets;
+	if (error && tb_held_back(l, f->to, l->bursts[0].packets, error))
 		return TB_SEND_REFUSED;
-	}
 	for (i = 0; i < taken; i++) {
 		__u32 packets = l->bursts[i].packets;
 		__u64 size = (__u64)packets * item->stride;

@@ -164,21 +164,17 @@ int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most)
 	return taken;
 }
 
-TB_EXPORT int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, int most)
+__u32 tb_take_control(struct tb_tables *t, void *out)
 {
 	struct tb_state *s = t->state;
-	__s64 end = __atomic_load_n(&s->control_head, __ATOMIC_ACQUIRE), at = s->control_tail;
-	__u64 bytes = TB_HEADER_BYTES + (__u64)t->width;
-	int taken = 0;
+	struct tb_word *w;
 
-	for (; at < end && taken < most; at++, taken++) {
-		struct tb_word *w = t->taken->after;
-
-		free(t->taken);
-		t->taken = w;
-		lengths[taken] = w->length;
-		memcpy(out + taken * bytes, w->packet, w->length);
-	}
-	__atomic_store_n(&s->control_tail, at, __ATOMIC_RELEASE);
-	return taken;
+	if (s->control_tail == __atomic_load_n(&s->control_head, __ATOMIC_ACQUIRE))
+		return 0;
+	w = t->taken->after;
+	free(t->taken);
+	t->taken = w;
+	memcpy(out, w->packet, w->length);
+	__atomic_store_n(&s->control_tail, s->control_tail + 1, __ATOMIC_RELEASE);
+	return w->length;
 }

@@ -23,8 +23,8 @@ from tailbound_lab.simulate.fabric import MS
 WIDTH = 64
 NUMEL = 8 * 64 * WIDTH
 CONTRIBUTIONS = frozenset({PacketType.CONTRIBUTION})
-#: Nothing is repaired and rows stay where they are, so that every lost packet shows once, and where it was lost.
-PLAIN: dict[str, Any] = {"width": WIDTH, "ring_mib": 1.0, "repair": False, "share_rows": False, "quiet": 50 * MS}
+#: Rows stay where they are, so that every lost packet shows where it was lost.
+PLAIN: dict[str, Any] = {"width": WIDTH, "ring_mib": 1.0, "share_rows": False, "quiet": 50 * MS}
 
 
 def test_an_op_fails_where_all_frames_come_in_pieces() -> None:
@@ -45,7 +45,7 @@ def test_an_owner_that_lost_too_much_makes_all_ranks_skip() -> None:
     with sim_team(3, patient(**PLAIN, safeguard=Limits(skip=0.5))) as job:
         job.averaged(NUMEL, 0)
         for rank in (0, 2):
-            job[rank].trouble(Trouble(1, loss=0.9, types=CONTRIBUTIONS, to=frozenset({1})))
+            job[rank].trouble(Trouble(1, loss=1.0, types=CONTRIBUTIONS, to=frozenset({1})))
         for rank, (out, outcome) in enumerate(job.averaged(NUMEL, 1)[1]):
             # rank 1 alone cannot tell whether the others have heard it
             assert (outcome.skipped, outcome.error, outcome.doubtful) == (True, None, rank == 1)
@@ -74,7 +74,7 @@ def test_what_is_missing_of_a_rank_that_is_not_waited_for_is_no_loss() -> None:
 def test_beyond_the_last_limit_every_rank_stops() -> None:
     with sim_team(2, patient(**PLAIN, safeguard=Limits(stop=0.5))) as job:
         job.averaged(NUMEL, 0)
-        job[0].trouble(Trouble(1, loss=0.95, types=CONTRIBUTIONS))
+        job[0].trouble(Trouble(1, loss=1.0, types=CONTRIBUTIONS))
         assert all("safeguard" in str(outcome.error) for _, outcome in job.averaged(NUMEL, 1)[1])
         for member in job.communicators:
             with pytest.raises(TransportError, match="more contributions were lost"):
@@ -134,7 +134,7 @@ def test_the_link_that_loses_is_named_by_its_receiver_with_what_to_look_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(alerts, "WINDOW", 300)
-    with sim_team(RANKS, patient(**GIVEN, repair=False, quiet=20 * MS)) as job:
+    with sim_team(RANKS, patient(**GIVEN, quiet=20 * MS)) as job:
         job.warm_up(NUMEL)
         job[2].trouble(Trouble(3, loss=0.15, types=CONTRIBUTIONS, to=frozenset({0})))
         until(job, lambda: bool(said_of(job[0], "link_loses")))

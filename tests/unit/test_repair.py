@@ -368,17 +368,17 @@ def test_rows_that_are_gone_end_no_more_than_themselves() -> None:
     assert (receiver.over(1), receiver.half.open) == (True, False)
 
 
-@pytest.mark.parametrize(("insist", "repair"), [(0, True), (30 * MS, True), (0, False)])
-def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
+@pytest.mark.parametrize("insist", [0, 30 * MS])
+def test_patience_follows_what_results_take(insist: int) -> None:
     """Lost results are insisted on: one costs every replica. Rules: clock-23, clock-35."""
     for d2, most in ((0, FLOOR), (40 * MS, FLOOR), (100 * MS, 25 * MS), (10_000 * MS, 50 * MS)):
         for results in (False, True):
             receiver = Receiver(results=results)
-            receiver.terms.insist, receiver.terms.repair, receiver.op.usual = insist, repair, d2
+            receiver.terms.insist, receiver.op.usual = insist, d2
             core().fast.tb_leave(receiver.terms.pointer, ctypes.addressof(receiver.op))  # its flows begin anew
             receiver.listen(receiver.op, 0)
             half = receiver.half
-            assert half.patience == (max(most, insist * results) if repair else 0)
+            assert half.patience == max(most, insist * results)
             look = min(MS, max(FLOOR, d2) // 40)
             assert (half.step, half.look) == (d2 // 10 if d2 > FLOOR else look, look)
 

@@ -27,10 +27,7 @@ from tailbound.wire.packets import record_of
 from tailbound.wire.schema import OWNER
 
 log = logging.getLogger("tailbound")
-
-
-class Owner(record_of(OWNER)):  # type: ignore[misc]
-    """``tb_owner``."""
+Owner = record_of(OWNER)
 
 
 class Job(Speaker):

@@ -34,12 +34,7 @@ _STAMP, _STAMP_AT = struct.Struct(">Q"), Header.exponent.offset
 assert Header.count.offset == _STAMP_AT + _STAMP.size
 
 
-class Marks(record_of(OWN_MARKS)):  # type: ignore[misc]
-    """Own marks (``tb_own_marks``)."""
-
-
-class Voice(record_of(VOICE)):  # type: ignore[misc]
-    """``tb_voice``: what is said, and counted of it."""
+Marks, Voice = record_of(OWN_MARKS), record_of(VOICE)
 
 
 class Speaker(Known):

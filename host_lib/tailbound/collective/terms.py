@@ -182,7 +182,7 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
             ctypes.addressof(overtime), ctypes.addressof(self.heard), ctypes.addressof(overtime.open),
             stage_max=config.stage_max, insist=config.insist, floor=config.floor, deadline_1=config.deadline_1,
             cookie=cookie, rank=config.rank, ranks=config.ranks, world=world, sum_mask=store.sum_rows - 1,
-            result_mask=store.result_rows - 1, repair=config.repair,
+            result_mask=store.result_rows - 1,
         )  # fmt: skip
         self.pointer = ctypes.addressof(self)
 

@@ -112,12 +112,7 @@ class Tables:
     def take_controls(self, fd: int = -1) -> list[bytes]:
         """Queued control packets, oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
         self._core.fast.tb_clear(fd)
-        queued = int(self.state[CONTROL_HEAD] - self.state[CONTROL_TAIL])
-        if not queued:
-            return []
-        out, lengths = np.empty((queued, self._packet_bytes), np.uint8), np.empty(queued, np.uint32)
-        count = self._core.fast.tb_take_controls(self.address, out.ctypes.data, lengths.ctypes.data, queued)
-        return [packet[:length].tobytes() for packet, length in zip(out[:count], lengths.tolist(), strict=False)]
+        return self.source.words(self._packet_bytes, int(self.state[CONTROL_HEAD] - self.state[CONTROL_TAIL]))
 
 
 def _described(array: NDArray[Any], map_: schema.Map) -> tuple[int, int, int]:

@@ -35,7 +35,6 @@ _FUNCTIONS = {
     "tb_put_key": (None, _P, _U32, _P, _U32),
     "tb_fence": (None, _P),
     "tb_clear": (_U64, _INT),
-    "tb_take_controls": (_INT, _P, _P, _P, _INT),
     "tb_udp": (_INT, _P, _INT, _INT, _INT, _INT),
     "tb_stamp": (None, _P, _P, _U32),
     "tb_prove_packet": (None, _P, _P, _U32, _P),

@@ -56,11 +56,12 @@ class Source(record_of(SOURCE)):  # type: ignore[misc]
         found: list[Any] = taken[:count].tolist()
         return found
 
-    def words(self, room: int) -> list[bytes]:
+    def words(self, room: int, most: int = _HELPING) -> list[bytes]:
         """A helping of control packets, of at most ``room`` bytes, whose senders are where ranks are (kernel-8)."""
+        library = self.library or core()
         out, found = ctypes.create_string_buffer(room), []
-        for _ in range(_HELPING):  # the rest stays readable: ops go on between two helpings of a flood
-            if not (size := core().fast.tb_take_word(self.pointer, out, room)):
+        for _ in range(most):  # the rest stays readable: ops go on between two helpings of a flood
+            if not (size := library.fast.tb_take_word(self.pointer, out, room)):
                 break
             if size > 0:
                 found.append(out.raw[:size])

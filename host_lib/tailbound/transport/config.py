@@ -159,7 +159,7 @@ class Config:
 
     A field that is named like an option of ``settings.table`` is that option; the deadlines are ``deadline_ms``, and
     ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``insist``. Simulations and tests alone change
-    ``quiet``, ``repair``, ``rotate``, ``codec_threads`` and ``first_step``.
+    ``quiet``, ``rotate``, ``codec_threads`` and ``first_step``.
 
     Attributes:
         rank, ranks: this rank and the world size.
@@ -173,7 +173,6 @@ class Config:
         quiet: q of clock-10; 0: learned.
         suspect_after: stages missed by a rank before it is suspected (clock-14).
         insist, hold_max: clock-35 and clock-16.
-        repair: ask for results that are missing once their owner has finished (clock-23).
         share_rows: clock-22.
         rate: bytes per second of this rank's link; 0: what its driver says.
         switch: the aggregating switch that owns the rows; None: ranks own them.
@@ -197,7 +196,6 @@ class Config:
     suspect_after: ClassVar[int] = 3
     hold_max: int = 60_000 * MS
     rotate: bool = True
-    repair: bool = True
     safeguard: Limits = field(default_factory=Limits)
     share_rows: bool = True
     result: AskedResult = "auto"

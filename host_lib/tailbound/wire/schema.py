@@ -981,7 +981,6 @@ TERMS = Struct(
         Field("world", "u32", "ranks, a switch included"),
         Field("sum_mask", "u32", "slots less one"),
         Field("result_mask", "u32", "result rows less one"),
-        Field("repair", "u32", "1: lost rows are asked for"),
         Field("self_late", "u32", "1: the own rows are not waited for (clock-8)"),
         Field("suspects", "u32", "1: there are some"),
         Field("holds", "u32", "1: a live rank holds, so that no clock starts"),
@@ -989,6 +988,7 @@ TERMS = Struct(
         Field("entered", "u32", "1: the turn is in the midst of an op"),
         Field("label", "u32", "of the op that something was found of"),
         Field("alone", "u32", "1: the library looks at a single op, from which Python learns later"),
+        Field("pad", "u32", "0"),
     ),
 )
 
