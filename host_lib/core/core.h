@@ -221,7 +221,7 @@ int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even, c
 struct tb_line;
 int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label, __s64 until,
 	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count, void *owned);
-int tb_pump_alone(struct tb_line *l, __s64 now);
+void tb_pump_alone(struct tb_line *l, __s64 now);
 int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length);
 void tb_pump_soon(struct tb_line *l);
 double tb_pace(const struct tb_line *l);
@@ -314,7 +314,6 @@ const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb
 /* The transport thread (wait.c). In the midst of a turn tb_meanwhile sends what is due, and says what else cannot wait. */
 __u32 tb_meanwhile(struct tb_sleep *s);
 void tb_take_opened(struct tb_sleep *s);
-__u32 tb_send_alone(struct tb_sleep *s, __s64 now);
 __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now);
 
 /*

@@ -64,7 +64,7 @@ TB_EXPORT __u32 tb_back(struct tb_sleep *s)
 }
 
 /* What to wait for, with the kick last; and when something is due by the clock. */
-static __u32 tb_awaited(const struct tb_deputy *d, struct pollfd *polled, int sends, __s64 *first)
+static __u32 tb_awaited(const struct tb_deputy *d, struct pollfd *polled, __s64 *first)
 {
 	const struct tb_sleep *s = d->s;
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
@@ -74,7 +74,7 @@ static __u32 tb_awaited(const struct tb_deputy *d, struct pollfd *polled, int se
 	*first = tb_answer_at((const struct tb_voice *)s->voice);
 	if (d->away == TB_AWAY_BETWEEN)
 		*first = tb_earlier(*first, t->listen);
-	if (sends)
+	if (s->direct)
 		*first = tb_earlier(*first, sending->again);
 	for (i = 0; i < s->fds; i++)
 		polled[i] = ((const struct pollfd *)s->polled)[i];
@@ -82,7 +82,7 @@ static __u32 tb_awaited(const struct tb_deputy *d, struct pollfd *polled, int se
 	if (d->away != TB_AWAY_BETWEEN)
 		polled[1].fd = -1;
 	for (i = TB_SOCKETS_AT; i < s->fds; i++)
-		polled[i].fd = sends && sending->full >> (i - TB_SOCKETS_AT) & 1
+		polled[i].fd = s->direct && sending->full >> (i - TB_SOCKETS_AT) & 1
 				       ? sending->fds[i - TB_SOCKETS_AT]
 				       : -1;
 	polled[i] = (struct pollfd){ .fd = d->kick, .events = POLLIN };
@@ -96,9 +96,8 @@ static void tb_relieve(struct tb_deputy *d)
 	struct tb_sleep *s = d->s;
 	struct tb_terms *t = (struct tb_terms *)s->terms;
 	struct tb_voice *v = (struct tb_voice *)s->voice;
-	int sends = s->direct && !(d->found & TB_WOKEN_SENT);
 	__s64 first, now = tb_clock(), time;
-	__u32 count = tb_awaited(d, polled, sends, &first), found = 0;
+	__u32 count = tb_awaited(d, polled, &first), found = 0;
 	struct timespec most;
 
 	time = tb_most(0, tb_least(first ? first - now : s->longest, s->longest));
@@ -128,7 +127,7 @@ static void tb_relieve(struct tb_deputy *d)
 		found = tb_serve(v, now);
 	if (d->away == TB_AWAY_BETWEEN && t->listen && t->listen <= now)
 		tb_ask_others(v, now);
-	if (sends)
+	if (s->direct)
 		found |= tb_send_on(s, 0, now);
 	if (d->away == TB_AWAY_MIDST) /* who pumps asks for nothing else */
 		s->due |= found & (TB_WOKEN_TURN | TB_WOKEN_SERVE);

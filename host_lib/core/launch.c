@@ -120,9 +120,8 @@ __u32 tb_launch_all(const struct tb_owner *w, struct tb_sleep *s, __s64 now, __u
 			return TB_WOKEN_TURN;
 		}
 		(*count)++;
-		found = s && s->direct ? tb_send_alone(s, tb_clock()) : 0;
-		if (found)
-			return found;
+		if (s && s->direct)
+			tb_pump_alone((struct tb_line *)s->line, tb_clock());
 	}
 	return 0;
 }

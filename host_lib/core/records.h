@@ -9,6 +9,7 @@
 #define TB_CHANNELS_MOST 32
 #define TB_KEPT_ANSWERS 64
 #define TB_OPENED_MOST 64
+#define TB_REFUSED_MOST 64
 
 #define TB_POKED 4294967296
 #define TB_SAID_MOST 256
@@ -18,7 +19,6 @@
 #define TB_SEND_DONE 0
 #define TB_SEND_CALL 1
 #define TB_SEND_PROBE 2
-#define TB_SEND_REFUSED 3
 
 #define TB_SENDING_FORESEEN 0
 #define TB_SENDING_LAUNCHED 1
@@ -50,7 +50,6 @@
 #define TB_WOKEN_TURN 1
 #define TB_WOKEN_SERVE 2
 #define TB_WOKEN_SEND 8
-#define TB_WOKEN_SENT 16
 
 #define TB_ACTION_NONE 0
 #define TB_ACTION_SKIP 1
@@ -173,10 +172,10 @@ struct tb_sending {
 	__u64 messages; /* struct mmsghdr[count], to be handed over */
 	__u32 count; /* messages */
 	__u32 port; /* socket that they leave over */
-	__u32 error; /* errno of the first message */
-	__u32 to; /* destination of the first message */
-	__u32 packets; /* of the first message */
+	__u32 refused; /* messages that were refused since Python has looked, as many as are kept at most */
 	__u32 pad; /* 0 */
+	__u32 to[64]; /* destination of each */
+	__s32 errors[64]; /* its errno; below 0: that of a burst, which leaves in single packets */
 	__u32 sockets; /* how many */
 	__u32 channels; /* how many */
 	__s32 fds[64]; /* of sockets */
@@ -189,7 +188,7 @@ struct tb_sending {
 	__u32 ways; /* how often a round trip waits in own queues */
 	__u32 ranks; /* destinations below it are ranks, others shared channels */
 };
-_Static_assert(sizeof(struct tb_sending) == 1408, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1912, "tb_sending");
 
 /* What the library says of rows that others have requested (`core/answers.c`). */
 struct tb_asking {
@@ -590,7 +589,7 @@ struct tb_sleep {
 	__u32 label; /* of the op of which it was found */
 	__u32 fds; /* descriptors */
 	__u32 direct; /* 1: all sockets are the system's */
-	__u32 refused; /* what the pump came to (``Sent``) */
+	__u32 pad; /* 0 */
 	__u32 unsent; /* 1: own rows are still to be coded, once Python has done what was found */
 	__u32 due; /* not 0: others have said something in the midst of a turn, by which another one is due */
 };

@@ -3,8 +3,8 @@
  * What waits to be sent (transport/queue.py): order of submissions, bursts in turn, and rates.
  *
  * A pump is tb_begin, then tb_next until it says TB_SEND_DONE, and tb_end: tb_next fills messages for one call over one
- * socket and makes no system call itself. The caller makes it, and says by tb_took what became of them. tb_pump does so
- * with sendmmsg.
+ * socket and makes no system call itself. The caller makes it, and says by tb_took what became of them. tb_pump does all
+ * that with sendmmsg.
  * Probes get their time just before that (tb_time_probes).
  *
  * A flow is a run of packets for one destination. Flows of a submission take turns, a burst of each: the one that is least
@@ -684,29 +684,41 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	p->awaited = 1;
 }
 
-/* The first message, of so many packets, has not left; whether it is refused, and not only has to wait. */
-static int tb_held_back(struct tb_line *l, __u32 to, __u32 packets, __u32 error)
+/*
+ * The first message, of so many packets, has not left; whether it never will: it waits for room, or leaves in single packets
+ * where the path takes no bursts (transport/sender.py).
+ */
+static int tb_refused(struct tb_line *l, __u32 to, __u32 packets, __u32 error)
 {
 	struct tb_sending *s = l->s;
+	int burst = packets > 1 && (error == EIO || error == EINVAL || error == EOPNOTSUPP);
 
 	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
 		l->targets[to].waits++;
 		tb_full(l, s->port, error);
 		return 0;
 	}
-	s->error = error;
-	s->to = to;
-	s->packets = packets;
-	return 1;
+	if (s->refused < TB_REFUSED_MOST) {
+		s->to[s->refused] = to;
+		s->errors[s->refused++] = burst ? -(__s32)error : (__s32)error;
+	}
+	l->targets[to].plain |= burst;
+	return !burst;
 }
 
-static int tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
+static void tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
 {
 	__u32 i, r = l->bursts[0].flow;
 
-	if (error && tb_held_back(l, r, 1, error))
-		return TB_SEND_REFUSED;
-	l->s->blocked |= error != 0;
+	if (error && tb_refused(l, r, 1, error)) {
+		l->targets[r].lost++;
+		if (l->single == TB_SINGLE_PROBES)
+			tb_probe_left(l, r);
+		else
+			tb_forget_word(l);
+	} else if (error) {
+		l->s->blocked |= 1;
+	}
 	for (i = 0; i < taken; i++) {
 		r = l->bursts[i].flow;
 		l->targets[r].packets++;
@@ -718,7 +730,6 @@ static int tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
 			tb_forget_word(l);
 	}
 	l->single = 0;
-	return TB_SEND_DONE;
 }
 
 /* Echoes since the last look. */
@@ -754,23 +765,6 @@ static void tb_collect(struct tb_line *l)
 		tb_echoed(p, l->link, tb_most(1, rtt - s->ways * p->queued),
 			  marks < p->count + 1 ? marks / (p->count + 1.0) : 1, s->now);
 	}
-}
-
-/* After TB_SEND_REFUSED: the first message is given up. */
-TB_EXPORT void tb_give_up(struct tb_line *l)
-{
-	struct tb_item *item;
-
-	if (l->single) {
-		l->targets[l->s->to].lost++;
-		if (l->single == TB_SINGLE_PROBES)
-			tb_probe_left(l, l->s->to);
-		else
-			tb_forget_word(l);
-		return;
-	}
-	item = l->order[l->at];
-	tb_drop_flow(l, item, &item->flows[l->bursts[0].flow], l->bursts[0].packets);
 }
 
 static void tb_end_item(struct tb_line *l, int queue)
@@ -1027,7 +1021,7 @@ TB_EXPORT int tb_next(struct tb_line *l)
 }
 
 /* The first so many messages have left; error: why the first was refused where none has. */
-TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
+TB_EXPORT void tb_took(struct tb_line *l, __u32 taken, __u32 error)
 {
 	struct tb_sending *s = l->s;
 	struct tb_item *item;
@@ -1036,15 +1030,17 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 	__u32 i, r, w;
 	int cost;
 
-	if (l->single)
-		return tb_took_singles(l, taken, error);
+	if (l->single) {
+		tb_took_singles(l, taken, error);
+		return;
+	}
 	item = l->order[l->at];
 	f = &item->flows[l->bursts[0].flow];
 	cost = tb_cost(l, item);
 	l->moved = 1;
 	l->budget -= cost * (taken ? taken : 1);
-	if (error && tb_held_back(l, f->to, l->bursts[0].packets, error))
-		return TB_SEND_REFUSED;
+	if (error && tb_refused(l, f->to, l->bursts[0].packets, error))
+		tb_drop_flow(l, item, f, l->bursts[0].packets);
 	for (i = 0; i < taken; i++) {
 		__u32 packets = l->bursts[i].packets;
 		__u64 size = (__u64)packets * item->stride;
@@ -1081,10 +1077,9 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		s->bytes += copies * item->stride;
 		tb_link_left(l->link, taken, copies, item->stride, s->now);
 	}
-	return TB_SEND_DONE;
 }
 
-static int tb_pump_on(struct tb_line *l)
+static void tb_pump_on(struct tb_line *l)
 {
 	struct tb_sending *s = l->s;
 	int what, taken;
@@ -1094,20 +1089,10 @@ static int tb_pump_on(struct tb_line *l)
 		if (what == TB_SEND_PROBE)
 			tb_time_probes(l, tb_clock());
 		else if (what != TB_SEND_CALL)
-			return what;
+			return;
 		taken = sendmmsg(s->fds[s->port], l->messages, s->count, MSG_DONTWAIT);
-		what = tb_took(l, taken < 0 ? 0 : taken, taken < 0 ? errno : 0);
-		if (what)
-			return what;
+		tb_took(l, taken < 0 ? 0 : taken, taken < 0 ? errno : 0);
 	}
-}
-
-TB_EXPORT int tb_pump(struct tb_line *l)
-{
-	int what = tb_pump_on(l);
-
-	tb_away((struct tb_sleep *)l->s->sleep, TB_AWAY_MIDST, TB_WOKEN_SENT);
-	return what;
 }
 
 /* Follows how much leaves from when sockets are full until they are not, or for long enough: what the link takes. */
@@ -1144,18 +1129,21 @@ TB_EXPORT void tb_end(struct tb_line *l, __s64 now)
 		s->again = s->full = 0;
 }
 
-/*
- * A pump that begins without Python. One that is refused a message goes on later, so that nothing is let go of that it has
- * still to come to.
- */
-int tb_pump_alone(struct tb_line *l, __s64 now)
+/* A whole pump. */
+void tb_pump_alone(struct tb_line *l, __s64 now)
 {
-	int what;
-
 	l->s->now = now;
 	tb_begin(l);
-	what = tb_pump_on(l);
-	if (!what)
-		tb_end(l, tb_clock());
-	return what;
+	tb_pump_on(l);
+	tb_end(l, tb_clock());
+}
+
+/* The same for Python; single: of single packets alone. */
+TB_EXPORT void tb_pump(struct tb_line *l, int single, __s64 now)
+{
+	if (single)
+		tb_pump_on(l);
+	else
+		tb_pump_alone(l, now);
+	tb_away((struct tb_sleep *)l->s->sleep, TB_AWAY_MIDST, 0);
 }

@@ -89,13 +89,6 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 	return tb_least(first, now + s->longest);
 }
 
-/* Sends what waits, without Python; what that has to do of it. */
-__u32 tb_send_alone(struct tb_sleep *s, __s64 now)
-{
-	s->refused = tb_pump_alone((struct tb_line *)s->line, now);
-	return s->refused ? TB_WOKEN_SENT : 0;
-}
-
 /* Sends what a rate or a full socket has kept back; what Python has to do of it: all of it, if it answers first. */
 __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 {
@@ -105,7 +98,8 @@ __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 		return 0;
 	if (!s->direct || answers)
 		return TB_WOKEN_SEND;
-	return tb_send_alone(s, now);
+	tb_pump_alone((struct tb_line *)s->line, now);
+	return 0;
 }
 
 /* Looks at all ops, as a turn does: whether one is due, and by what. */

@@ -84,7 +84,7 @@ def records_header() -> str:
     enums = {"SEND": schema.Sent, "SENDING": schema.Sending, "PHASE": schema.Phase, "WHY": schema.Why}
     enums |= {"FOUND": schema.Found, "READY": schema.Ready, "WOKEN": schema.Woken, "ACTION": schema.Action}
     tables = (
-        _named("SHARED_MOST", "CHANNELS_MOST", "KEPT_ANSWERS", "OPENED_MOST"),
+        _named("SHARED_MOST", "CHANNELS_MOST", "KEPT_ANSWERS", "OPENED_MOST", "REFUSED_MOST"),
         _named("POKED", "SAID_MOST", "SERVE_AFTER", "SOCKETS_AT"),
         *(_members(name, kind) for name, kind in enums.items()),
     )

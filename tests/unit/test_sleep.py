@@ -201,7 +201,7 @@ def test_what_a_rate_has_kept_back_leaves_without_python(sleeper: Sleeper) -> No
     assert queue.said.results == 64
 
 
-def test_what_has_left_is_let_go_of_behind_a_pump_that_goes_on(sleeper: Sleeper) -> None:
+def test_what_is_refused_while_the_thread_sleeps_is_dropped_and_told_of_later(sleeper: Sleeper) -> None:
     queue, rest, op, rows = sleeper.queue, sleeper.rest, record_of(OWN_OP)(switched=1), memory(1)
     own = LATER, NOW, ctypes.addressof(op)
     queue.pacer.link.opens = LATER
@@ -209,9 +209,9 @@ def test_what_has_left_is_let_go_of_behind_a_pump_that_goes_on(sleeper: Sleeper)
     queue.submit(2, PacketType.RESULT, [(2, rows)], LATER, NOW)
     queue.submit(3, PacketType.CONTRIBUTION, [], *own)
     queue.pacer.link.opens, queue.said.again, rest.direct = 0, NOW, 1
-    assert (sleeper.look_out(), queue.said.left, op.left) == (Woken.SENT, 1, 0)
-    queue.go_on(rest.refused)
-    assert (queue.said.results, queue.empty, op.left) == (0, True, 1)
+    assert (sleeper.look_out(), queue.said.refused, queue.said.results, queue.empty, op.left) == (0, 1, 0, True, 1)
+    queue.tell()
+    assert (queue.said.refused, queue.sender.counts[2].errors) == (0, {"EACCES": 1})
 
 
 def test_a_thread_is_noticed_that_waits_for_the_interpreter_lock() -> None:
@@ -286,7 +286,7 @@ def test_a_deputy_takes_in_what_comes_while_the_thread_waits_for_the_lock(sleepe
         assert sleeper.rest.awake == stopped
         assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SEND | Woken.SERVE
         before = sleeper.asking.letters
-        core().waits.tb_pump(sleeper.queue.line)
+        core().waits.tb_pump(sleeper.queue.line, True, 0)
         written()
         core().fast.tb_back(sleeper.rest.pointer)
         assert sleeper.rest.due

@@ -465,8 +465,6 @@ class Transpose:
     def _attend(self, found: int) -> bool:
         """Does what the library cannot do (``Woken``); returns whether a turn is due."""
         job, queue = self.job, self.job.flow.queue
-        if found & Woken.SENT:  # before anything that pumps
-            queue.go_on(self._rest.refused)
         if found & Woken.TURN:
             return True
         if found & Woken.SERVE:
@@ -507,8 +505,6 @@ class Transpose:
         if not found and now - rest.served < SERVE_AFTER:
             return now
         rest.served = now
-        if found & Woken.SENT:  # before anything that pumps
-            self.job.flow.queue.go_on(rest.refused)
         rest.due |= found & Woken.TURN
         if found & Woken.SERVE or rest.peek() & Ready.CONTROLS:
             rest.due |= self._serve(now)

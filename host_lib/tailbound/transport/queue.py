@@ -1,8 +1,7 @@
 """What waits to be sent: op by op, nothing that is stale, never a sleep (clock-17).
 
 The transport thread submits runs of packets and pumps once a turn. The library keeps them and decides what leaves when
-(``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: what becomes
-of packets that were refused.
+(``host_lib/core/send.c``): a pump is one call of it, without the GIL.
 
 As a rule everything leaves within ``submit``: the queue holds what a full socket or a rate (``pace``) keeps back. Per
 destination the order of submission is kept within results and within contributions, since the last packet of a run says
@@ -34,7 +33,7 @@ from tailbound.kernel.core import address, core
 from tailbound.transport.control import Header
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
-from tailbound.transport.sender import NO_GSO, Sender
+from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
@@ -170,7 +169,7 @@ class SendQueue:
         """Sends a single packet at once, or in its turn as soon as the first socket has room for it."""
         self.tell()
         self._core.fast.tb_say(self.line, rank, packet, len(packet))
-        self._insist(self._send())
+        self._send()
 
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
@@ -179,48 +178,36 @@ class SendQueue:
     def pump(self, now: int) -> None:
         """Sends what may leave now."""
         self.tell()
+        if self.direct:
+            self._send(now)
+            return
         self.said.now = now
         self._core.fast.tb_begin(self.line)
-        self.go_on(self._send())
-
-    def go_on(self, what: int) -> None:
-        """Ends a pump that came to ``what`` (``Sent``); the library may have begun it alone (``tb_pump_alone``)."""
-        self._insist(what)
+        self._send()
         self._core.fast.tb_end(self.line, self._clock())
 
-    def _send(self) -> int:
-        """Sends until all is sent that may be, or a message is refused (``Sent``)."""
+    def _send(self, now: int | None = None) -> None:
+        """Sends all that may leave, in a pump at ``now``; None: single packets, or all in the pump that has begun."""
         if self.direct:
-            what = int(self._core.waits.tb_pump(self.line))
+            self._core.waits.tb_pump(self.line, now is None, now or 0)
             self._core.fast.tb_back(self.said.sleep)
-            return what
         said, fast = self.said, self._core.fast
-        while (what := int(fast.tb_next(self.line))) in (Sent.CALL, Sent.PROBE):
+        while not self.direct and (what := fast.tb_next(self.line)) != Sent.DONE:
             if what == Sent.PROBE:
                 fast.tb_time_probes(self.line, self._clock())
             substitute = cast(Substitute, self.sender.sockets[said.port])
-            taken, number = substitute.send_many(said.messages, said.count)
-            if what := int(fast.tb_took(self.line, taken, number)):
-                return what
-        return what
+            fast.tb_took(self.line, *substitute.send_many(said.messages, said.count))
+        self._hear()
 
-    def _insist(self, what: int) -> None:
-        """Goes on as long as messages are refused."""
-        while what:
-            self._refuse()
-            what = self._send()
-
-    def _refuse(self) -> None:
-        """Decides on the first message, which a socket refused."""
+    def _hear(self) -> None:
+        """Notes which messages were refused."""
         said, sender = self.said, self.sender
-        to, number = said.to, said.error
-        sender.refuse(to, number)
-        if number in NO_GSO and said.packets > 1:
-            sender.plain.add(to)
-            self.tell()
-        else:
-            self._core.fast.tb_give_up(self.line)
-            if to in sender.shared:
+        count, said.refused = said.refused, 0
+        for to, number in zip(said.to[:count], said.errors[:count], strict=True):
+            sender.refuse(to, abs(number))
+            if number < 0:
+                sender.plain.add(to)
+            elif to in sender.shared:
                 sender.shared[to].broken = True
 
     def _follow(self, keys: KeyRing) -> None:
@@ -230,10 +217,15 @@ class SendQueue:
             self.said.key = address(self._key)
 
     def tell(self) -> None:
-        """Tells the library of sockets, shared channels, whom GSO does not reach, and of the key that probes have."""
+        """Tells the library of sockets, shared channels, whom GSO does not reach, and of the key that probes have.
+
+        And hears what was refused meanwhile.
+        """
         if (peers := self._peers) is not None and peers.keys is not None:
             self._follow(peers.keys)
         said, sender = self.said, self.sender
+        if said.refused:  # by what the library has sent alone
+            self._hear()
         shared = [(one.target, one.ranks, one.local) for one in sender.shared.values()]
         if self._told == (told := (sender.sockets.copy(), sender.plain.copy(), shared)):
             return

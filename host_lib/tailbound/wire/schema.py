@@ -742,6 +742,9 @@ TARGET = Struct(
     ),
 )
 
+#: Refused messages of which is kept why.
+REFUSED_MOST = 64
+
 SENDING = Struct(
     "tb_sending",
     "What a send queue and Python tell each other; times in ns.",
@@ -771,10 +774,10 @@ SENDING = Struct(
         Field("messages", "u64", "struct mmsghdr[count], to be handed over"),
         Field("count", "u32", "messages"),
         Field("port", "u32", "socket that they leave over"),
-        Field("error", "u32", "errno of the first message"),
-        Field("to", "u32", "destination of the first message"),
-        Field("packets", "u32", "of the first message"),
+        Field("refused", "u32", "messages that were refused since Python has looked, as many as are kept at most"),
         Field("pad", "u32", "0"),
+        Field("to", "u32", "destination of each", REFUSED_MOST),
+        Field("errors", "s32", "its errno; below 0: that of a burst, which leaves in single packets", REFUSED_MOST),
         Field("sockets", "u32", "how many"),
         Field("channels", "u32", "how many"),
         Field("fds", "s32", "of sockets", SOCKETS_MOST),
@@ -1243,7 +1246,6 @@ class Sent(enum.IntEnum):
     DONE = 0  #: Nothing: the pump is over.
     CALL = 1  #: Hand over messages, and say what became of them.
     PROBE = 2  #: The same, once they have their time: they are probes.
-    REFUSED = 3  #: Say what to do with a message that was refused.
 
 
 class Ready(enum.IntEnum):
@@ -1264,7 +1266,6 @@ class Woken(enum.IntEnum):
     TURN = 1  #: A turn is due.
     SERVE = 2  #: Read what others say that the library leaves to Python.
     SEND = 8  #: Pump: not all sockets are the system's.
-    SENT = 16  #: See to a message that was refused, and end the pump.
 
 
 #: Written to the first of ``Ready`` where a turn is due; less says that an op was handed over (``tb_hand``).
@@ -1319,7 +1320,7 @@ SLEEP = Struct(
         Field("label", "u32", "of the op of which it was found"),
         Field("fds", "u32", "descriptors"),
         Field("direct", "u32", "1: all sockets are the system's"),
-        Field("refused", "u32", "what the pump came to (``Sent``)"),
+        Field("pad", "u32", "0"),
         Field("unsent", "u32", "1: own rows are still to be coded, once Python has done what was found"),
         Field("due", "u32", "not 0: others have said something in the midst of a turn, by which another one is due"),
     ),
