@@ -399,7 +399,7 @@ struct tb_tally {
 };
 _Static_assert(sizeof(struct tb_tally) == 112, "tb_tally");
 
-/* Limits on what is lost of an op (`transport.safeguard`); fractions. */
+/* Limits on what is lost of an op (`transport.config`); fractions. */
 struct tb_guard {
 	double stop; /* beyond which training ends */
 	double skip; /* beyond which no rank applies the op */

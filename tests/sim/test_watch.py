@@ -13,7 +13,7 @@ from sim.team import Member, SimTeam, sim_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.collective import alerts
 from tailbound.errors import TransportError
-from tailbound.transport.safeguard import Limits
+from tailbound.transport.config import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
 

@@ -24,9 +24,8 @@ from tailbound.errors import CapabilityError, ConfigError, LayoutError, Tailboun
 from tailbound.kernel.net import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
 from tailbound.transport import keys, rendezvous, sockets
-from tailbound.transport.config import Config
+from tailbound.transport.config import Config, Limits
 from tailbound.transport.rendezvous import Greeting, check, exchange, share
-from tailbound.transport.safeguard import Limits
 from tailbound.transport.sockets import UdpSocket
 
 #: Options that have to be equal.

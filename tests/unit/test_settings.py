@@ -14,8 +14,7 @@ import pytest
 from tailbound.errors import ConfigError
 from tailbound.settings import table as settings
 from tailbound.settings.table import ADVANCED, ALL, OPTIONS, Options, config_fields, filled, unknown
-from tailbound.transport.config import Config, Switch
-from tailbound.transport.safeguard import Limits
+from tailbound.transport.config import Config, Limits, Switch
 
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
 NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_NAME", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}

@@ -10,7 +10,7 @@ import pytest
 from tailbound.errors import ConfigError
 from tailbound.kernel.core import core
 from tailbound.transport.agreement import Lateness, Shares
-from tailbound.transport.safeguard import Limits
+from tailbound.transport.config import Limits
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import GUARD, Action
 

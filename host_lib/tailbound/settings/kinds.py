@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tailbound.errors import ConfigError
-from tailbound.transport.safeguard import Limits
+from tailbound.transport.config import Limits
 from tailbound.wire.bits import BITS, bits_text
 
 _SWITCH = dict.fromkeys(("1", "on", "true", "yes"), True) | dict.fromkeys(("0", "off", "false", "no"), False)

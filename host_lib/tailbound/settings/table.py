@@ -31,8 +31,7 @@ from tailbound.settings.kinds import (
     number,
     words,
 )
-from tailbound.transport.config import DEFAULT_PORT, GIVE_SWITCH, PORTS, AskedResult, Config, parse_switch
-from tailbound.transport.safeguard import Limits
+from tailbound.transport.config import DEFAULT_PORT, GIVE_SWITCH, PORTS, AskedResult, Config, Limits, parse_switch
 from tailbound.wire.bits import Bits
 
 log = logging.getLogger("tailbound")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal, TypeAlias
 
 from tailbound.errors import ConfigError
-from tailbound.transport.safeguard import Limits
 from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.bits import Bits, bits_text
 from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
@@ -37,6 +36,34 @@ WIDTH_LOOPBACK = 1408
 PORTS = 64
 #: Longest D1 in ns that a header can say; a longer one counts as this one.
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Fractions of an op's rows beyond which an owner that lost them acts; None: never.
+
+    ``host_lib/core/close.c`` judges by them. Every row has one owner, and an owner's verdict travels in the flags of
+    its result rows: so all ranks that have a row of it decide alike, without a word more. Loss here is what is missing
+    of ranks that did bring rows, or are waited for and said that they had sent them (clock-15).
+
+    Attributes:
+        skip: no rank applies the op: its average is zero and flagged ``skipped``.
+        stop: the next launch raises ``TransportError`` on every rank.
+    """
+
+    skip: float | None = 0.80
+    stop: float | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"safeguard {one.name} is {value}: give a fraction of 0..1, or None for never")
+
+    def text(self) -> str:
+        """As ``TAILBOUND_SAFEGUARD`` takes it."""
+        given = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return ",".join(f"{name}={'never' if value is None else value}" for name, value in given)
 
 
 #: Forms of results: mean codes, or sums with their count.

@@ -1027,7 +1027,7 @@ TALLY = Struct(
 
 GUARD = Struct(
     "tb_guard",
-    "Limits on what is lost of an op (`transport.safeguard`); fractions.",
+    "Limits on what is lost of an op (`transport.config`); fractions.",
     (
         Field("stop", "f64", "beyond which training ends"),
         Field("skip", "f64", "beyond which no rank applies the op"),
@@ -1221,7 +1221,7 @@ class Why(enum.IntEnum):
 
 
 class Action(enum.IntEnum):
-    """What a limit on loss calls for (``transport.safeguard``); the larger wins."""
+    """What a limit on loss calls for (``transport.config``); the larger wins."""
 
     NONE = 0  #: Nothing.
     SKIP = 1  #: No rank applies the op.
