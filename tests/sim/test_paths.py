@@ -133,7 +133,7 @@ def test_what_the_own_system_refuses_is_told_and_ends_the_job_if_rows_are_too_lo
         told = [e.fields for e in job[1].job.events.recent() if e.name == "cannot_send"]
         assert [each["peers"] for each in told] == [[0], [0]]
         for member in job.communicators:
-            error = str(member.job.paths.check(job.now))
+            error = str(member.job.paths.error)
             assert ("no longer reach rank 0" in error) == refuses
         if not refuses:
             steps(job, 1)

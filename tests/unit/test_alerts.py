@@ -13,7 +13,7 @@ import pytest
 
 from sim.team import sim_team
 from support import patient
-from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses, Watch
+from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses, fault_of
 from tailbound.collective.op import Outcome
 
 pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
@@ -122,8 +122,7 @@ def test_what_is_wrong_with_the_program_is_an_error(wrong: dict[str, int], text:
     control = {"active": [2], "tagged": [1]}
     known = SimpleNamespace(rank=3, store=SimpleNamespace(control=control), armed=True)
     path = SimpleNamespace(interface="eth0", withdrawn=False)
-    watching = Watch(known, path)  # type: ignore[arg-type]
-    assert watching.check(1) is None
+    assert fault_of(known, path) is None  # type: ignore[arg-type]
     path.withdrawn = bool(wrong.pop("withdrawn", False))
     control.update({name: [value] for name, value in wrong.items()})
-    assert f"rank 3: {text}" in str(watching.check(100 * S))
+    assert f"rank 3: {text}" in str(fault_of(known, path))  # type: ignore[arg-type]

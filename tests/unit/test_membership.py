@@ -23,7 +23,7 @@ def test_who_is_accused_is_suspect_at_once_and_once() -> None:
     who = membership()
     for op, new in ((7, True), (9, False)):
         assert who.contribution.accuse(3, op) == new
-        assert (who.contribution.first_missed(3), who.live) == (7, [2, 0])
+        assert (who.contribution.first_missed[3], who.live) == (7, [2, 0])
 
 
 def test_nobody_is_blamed_for_what_is_missing_in_ops_launched_while_this_rank_was_away() -> None:
@@ -171,4 +171,4 @@ def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, 
     assert suspicion.suspects == (expected if 2 * len(expected) < ranks else set())
     for rank in expected:
         there = [op for op, absent in enumerate(stages) if rank not in absent]
-        assert suspicion.first_missed(rank) == max(there, default=-1) + 1
+        assert suspicion.first_missed[rank] == max(there, default=-1) + 1

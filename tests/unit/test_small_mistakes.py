@@ -22,7 +22,7 @@ def test_who_is_silent_stays_dead_and_a_goodbye_is_forgotten_however_many_steps_
         who.age(step & STEP_MASK)
         assert who.dead(step & STEP_MASK) == {2}
         assert who.alive(step & STEP_MASK) == [0]
-        assert 0 < step_distance(step & STEP_MASK, step_of(who.contribution.first_missed(2))) <= 2 * OLD
+        assert 0 < step_distance(step & STEP_MASK, step_of(who.contribution.first_missed[2])) <= 2 * OLD
         assert bool(who.left) == (step < OLD)
     who.bye(0, op_label(step & STEP_MASK, 0))
     assert 0 in who.gone, "it came back long ago"

@@ -295,34 +295,26 @@ class Episodes:
         return "begins"
 
 
-class Watch:
-    """A fault of the program that receives here: an error, not losses for ever.
+def fault_of(known: Known, datapath: Datapath) -> TransportError | None:
+    """A fault of the program that receives here, as an error in place of losses for ever; None: there is none.
 
-    Args:
-        known: of this rank.
-        datapath: of the job.
+    To be called now and then (``LOOK_EVERY``).
     """
-
-    def __init__(self, known: Known, datapath: Datapath) -> None:
-        self._known, self._datapath = known, datapath
-
-    def check(self, now: int) -> TransportError | None:
-        """The error, if there is one; to be called now and then (``LOOK_EVERY``)."""
-        known, control = self._known, self._known.store.control
-        if self._datapath.withdrawn:
-            return TransportError(
-                f"rank {known.rank}: the program on {self._datapath.interface} was detached or replaced while this job "
-                "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this "
-                "rank again; attach between two jobs"
-            )
-        if not control["active"][0]:
-            return TransportError(
-                f"rank {known.rank}: no packets are let in any more: another process has ended this job in its maps, "
-                "or the kernel finds no socket of it (in a VRF before Linux 6.6: use the udp datapath). Start it again"
-            )
-        if known.armed and not control["tagged"][0]:
-            return TransportError(
-                f"rank {known.rank}: another process has switched the check of tags off while this job runs, so that "
-                "packets without the key may have counted: look who may open its maps (docs/security.md)"
-            )
-        return None
+    control = known.store.control
+    if datapath.withdrawn:
+        return TransportError(
+            f"rank {known.rank}: the program on {datapath.interface} was detached or replaced while this job runs "
+            "(`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this rank "
+            "again; attach between two jobs"
+        )
+    if not control["active"][0]:
+        return TransportError(
+            f"rank {known.rank}: no packets are let in any more: another process has ended this job in its maps, or "
+            "the kernel finds no socket of it (in a VRF before Linux 6.6: use the udp datapath). Start it again"
+        )
+    if known.armed and not control["tagged"][0]:
+        return TransportError(
+            f"rank {known.rank}: another process has switched the check of tags off while this job runs, so that "
+            "packets without the key may have counted: look who may open its maps (docs/security.md)"
+        )
+    return None

@@ -61,31 +61,24 @@ class FlowControl:
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
         self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, job.now(), ctypes.addressof(op))
 
-    @property
-    def marked(self) -> int:
-        """Packets of peers that came with CE."""
-        return int(self._states["marked"].sum())
-
-    @property
-    def pace(self) -> float:
-        """Bytes per second at which this rank can send to all others together."""
-        return float(core().fast.tb_pace(self.queue.line))
-
     def snapshot(self) -> dict[str, Any]:
-        """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""
+        """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds.
+
+        ``pace`` is that at which this rank can send to all others together.
+        """
         queue, said, paths = self.queue, self.queue.said, self.queue.pacer.paths
         return {
             "queued": said.left,
             "stale": said.stale,
             "socket_full": said.waits,
             "held_by_rate": said.held,
-            "pace": int(self.pace),
+            "pace": int(core().fast.tb_pace(queue.line)),
             "rates": {str(rank): int(path.rate) if path.limited else 0 for rank, path in paths.items()},
             "rtt_us": {str(rank): path.rtt / 1000 for rank, path in paths.items()},
             "rtt_by": queue.probed_by,
             "probes": said.probes,
             "echoes": said.echoes,
-            "marked": self.marked,
+            "marked": int(self._states["marked"].sum()),
             "marked_there": said.marked,
             "slowed": sum(path.slowed for path in paths.values()),
         }

@@ -117,7 +117,8 @@ class Paths:
         self.tried: dict[int, Path] = {}
         self._plain: set[int] = set()  # destinations without bursts, told of
         self._said: dict[int, Backoff] = {}  # refusals, by errno
-        self._error: TransportError | None = None
+        #: with which the job ends; None: it does not
+        self.error: TransportError | None = None
 
     # -- before the first op ------------------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class Paths:
 
     def begin(self, peer: int, now: int) -> None:
         """Begins a trial of the path to ``peer``, unless one is under way."""
-        if peer in self.by_peer.keys() - self.tried.keys() - self._job.membership.gone and self._error is None:
+        if peer in self.by_peer.keys() - self.tried.keys() - self._job.membership.gone and self.error is None:
             path = self.tried[peer] = self.by_peer[peer]
             path.trial, path.begun, path.tries = now // MS % 0xFFFF + 1, now, Backoff(TRIES, now)
             path.told = path.answers = 0
@@ -340,10 +341,6 @@ class Paths:
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
-    def check(self, now: int) -> TransportError | None:
-        """The error with which the job ends, if it is to end (``alerts``)."""
-        return self._error
-
     def _say_plain(self) -> None:
         """Peers have become such that get no bursts."""
         sender = self._job.sender
@@ -383,11 +380,11 @@ class Paths:
 
     def _end(self, peer: int, says: str = "") -> None:
         """Rows to ``peer`` pass no more, so that nothing would be averaged: the job ends."""
-        if self._error is not None:
+        if self.error is not None:
             return
         self.tried.clear()
         interface = self._interface() or "INTERFACE"
-        self._error = TransportError(
+        self.error = TransportError(
             f"rank {self._job.rank}: {says}packets of {self._job.row_bytes} bytes, as rows are, no longer reach rank "
             f"{peer}, and small ones do: the MTU of the path has become smaller. Give the path its MTU back, or all "
             f"ranks' interfaces a smaller one (ip link set dev {interface} mtu ...; with xdp: tailbound attach "

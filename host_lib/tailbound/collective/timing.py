@@ -153,7 +153,7 @@ def _came(job: Speaker, label: int, record: np.void, half: Suspicion, stamp: str
     for rank in half.suspects:
         us = stamps.item(at + rank)
         known = us and int(record["heard"][rank >> 6]) >> (rank & 63) & 1
-        if known and serial_distance(label, half.first_missed(rank)) >= 0:
+        if known and serial_distance(label, half.first_missed[rank]) >= 0:
             found.append((rank, int(record["opened_ns"]) + us * 1000))
     return found
 

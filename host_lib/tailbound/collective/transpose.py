@@ -23,7 +23,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-from tailbound.collective.alerts import LOOK_EVERY, Watch
+from tailbound.collective.alerts import LOOK_EVERY, fault_of
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import advance, plain, prepare
@@ -100,8 +100,7 @@ class Transpose:
         self.job = job
         self.maps = Maps(job, owners_least, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
-        self._watching = Watch(job, job.datapath), job.paths
-        self._watched = -LOOK_EVERY  # when they were asked last
+        self._watched = -LOOK_EVERY  # when a fault was last looked for
         self._averages = Averages(job, job.sequence, job.paths.trying)
         self._window = Window(job, job.flow.queue, self._inbox.adopt)
         self._ops = self._window.ops
@@ -475,7 +474,7 @@ class Transpose:
             if due:
                 return True
             if 0 < job.terms.listen <= now:
-                self._listen(now)
+                core().fast.tb_ask_others(ctypes.addressof(job.voice), now)
         if found & Woken.SEND:
             queue.pump(job.now())
         return self._stirred()
@@ -513,10 +512,6 @@ class Transpose:
             queue.pump(now)
         return self.job.now()
 
-    def _listen(self, now: int) -> None:
-        """Asks for lost rows, and for marks where nothing comes any more; notes when to look again."""
-        core().fast.tb_ask_others(ctypes.addressof(self.job.voice), now)
-
     def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
         job, window, ops = self.job, self._window, self._ops
@@ -547,7 +542,7 @@ class Transpose:
             self._tell_of_left()
         if now - self._watched >= LOOK_EVERY and self._error is None:
             self._watched = now
-            if error := next(filter(None, (watching.check(now) for watching in self._watching)), None):
+            if error := fault_of(job, job.datapath) or job.paths.error:
                 self._give_up(error)
         job.flow.poll(now)
         held = holding.again or (members.holds and members.holding(now))
@@ -569,7 +564,7 @@ class Transpose:
                 break
             self._admit()
             self._move(job.now(), everything=self._unsettled, holds=bool(held))
-        self._listen(job.now())
+        core().fast.tb_ask_others(ctypes.addressof(job.voice), job.now())
         if self._stirred():
             self._rest.due = 0
             looks.append(job.now())

@@ -30,10 +30,11 @@ class Suspicion:
 
     Attributes:
         suspects: ranks suspected now. A plain attribute, since it is read a hundred times an op.
+        first_missed: label of the op that a suspect was absent from first in the present row of misses, by rank.
     """
 
     def __init__(self, ranks: int, own: int, after: int, changed: Callable[[], None]) -> None:
-        self._misses, self._first_missed = [0] * ranks, [0] * ranks
+        self._misses, self.first_missed = [0] * ranks, [0] * ranks
         self._own, self._after, self._changed = own, after, changed
         self.suspects: frozenset[int] = frozenset()
 
@@ -47,14 +48,10 @@ class Suspicion:
         """Whether ``rank`` has missed enough, though it may be needed for a quorum."""
         return self._misses[rank] >= self._after
 
-    def first_missed(self, rank: int) -> int:
-        """Label of the op that ``rank``, a suspect, was absent from first in the present row of misses."""
-        return self._first_missed[rank]
-
     def age(self, step: int) -> None:
         """Dates what is old in ``step`` back (``OLD``), before it would seem to be still to come."""
         oldest = op_label(step - OLD & STEP_MASK, 0)
-        self._first_missed = [op if step_distance(step, step_of(op)) <= OLD else oldest for op in self._first_missed]
+        self.first_missed = [op if step_distance(step, step_of(op)) <= OLD else oldest for op in self.first_missed]
 
     def absent(self, absent: Iterable[int], op: int = 0, idle: Collection[int] = ()) -> set[int]:
         """Takes the ranks absent from one stage of ``op``, in which all others were present or ``idle``.
@@ -69,11 +66,11 @@ class Suspicion:
             known = self.suspected(rank)
             if rank in gone and rank != self._own:
                 if not self._misses[rank]:
-                    self._first_missed[rank] = op
+                    self.first_missed[rank] = op
                 self._misses[rank] += 1
                 if self.suspected(rank) and not known:
                     new.add(rank)
-            elif rank not in idle and (not known or serial_distance(op, self._first_missed[rank]) >= 0):
+            elif rank not in idle and (not known or serial_distance(op, self.first_missed[rank]) >= 0):
                 self.clear(rank)  # else it died after it had sent to this op
         if new:
             self._changed()
@@ -87,7 +84,7 @@ class Suspicion:
         """
         known = self.suspected(rank)
         if not known or anew:
-            self._misses[rank], self._first_missed[rank] = self._after, op
+            self._misses[rank], self.first_missed[rank] = self._after, op
         if not known:
             self._changed()
         return not known
