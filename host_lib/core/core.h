@@ -194,8 +194,7 @@ void tb_source_of(const struct sockaddr_storage *name, __be32 *words);
 /* Returns when no buffer is in hand that was before. */
 void tb_fence(struct tb_tables *t);
 
-/* Takes the oldest events, at most so many; how many. fd: an eventfd that is clear afterwards; -1: none. */
-int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most);
+/* An eventfd is clear afterwards: what had been written; -1: none. */
 __u64 tb_clear(int fd);
 
 /* Takes the oldest control packet: its bytes; 0: there is none. */

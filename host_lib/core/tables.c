@@ -27,15 +27,14 @@ TB_EXPORT void tb_close(struct tb_tables *t)
 		t->taken = w->after;
 		free(w);
 	}
-	free(t->events);
 	free(t->spare);
 	pthread_mutex_destroy(&t->mutex);
 	free(t);
 }
 
-/* maps are in the order of TB_WORKER_MAPS; they and state outlive the tables. NULL: no memory. */
+/* maps are in the order of TB_WORKER_MAPS; they, state and the ring of events outlive the tables. NULL: no memory. */
 TB_EXPORT struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u32 result_rows,
-				    struct tb_state *state)
+				    struct tb_state *state, void *events)
 {
 	struct tb_tables *t = calloc(1, sizeof(*t));
 	__u64 bytes = TB_HEADER_BYTES + (__u64)width;
@@ -47,11 +46,11 @@ TB_EXPORT struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u3
 	t->width = width;
 	t->result_rows = result_rows;
 	t->state = state;
-	t->events = calloc(TB_EVENT_QUEUE, sizeof(*t->events));
+	t->events = events;
 	t->taken = t->last = calloc(1, sizeof(*t->taken));
 	t->spare = calloc(1, bytes);
 	pthread_mutex_init(&t->mutex, 0);
-	if (t->events && t->taken && t->spare)
+	if (t->taken && t->spare)
 		return t;
 	tb_close(t);
 	return 0;
@@ -147,21 +146,6 @@ TB_EXPORT __u64 tb_clear(int fd)
 	__u64 written;
 
 	return fd >= 0 && read(fd, &written, sizeof(written)) > 0 ? written : 0;
-}
-
-int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most)
-{
-	struct tb_state *s = t->state;
-	__s64 end, at = s->event_tail;
-	int taken = 0;
-
-	tb_clear(fd); /* before: what comes meanwhile is told anew */
-	end = __atomic_load_n(&s->event_head, __ATOMIC_ACQUIRE);
-
-	for (; at < end && taken < most; at++)
-		out[taken++] = t->events[at & (TB_EVENT_QUEUE - 1)];
-	__atomic_store_n(&s->event_tail, at, __ATOMIC_RELEASE);
-	return taken;
 }
 
 __u32 tb_take_control(struct tb_tables *t, void *out)

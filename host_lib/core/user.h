@@ -25,9 +25,17 @@ struct tb_map {
 	__u64 bytes;
 };
 
-/* Of the two queues at most, the first a power of two. An event beyond is a hint lost, and a control packet is counted. */
-#define TB_EVENT_QUEUE 1024
+/* Control packets that wait at most; one beyond is counted. */
 #define TB_CONTROL_QUEUE 1024
+/* Bytes of a ring of events, a power of two. An event beyond is a hint lost. */
+#define TB_EVENT_BYTES (1024 * sizeof(struct tb_event_record))
+
+/* As the kernel's ring has it (wait.c); the next one is behind it. */
+struct tb_event_record {
+	__u32 length, page;
+	struct tb_event event;
+	__u64 unused;
+};
 
 /*
  * Python reads it besides the maps. The receiving thread moves the heads of queues, and the taking thread their tails.
@@ -51,7 +59,7 @@ struct tb_tables {
 	__u32 result_rows;
 	__u64 now; /* CLOCK_MONOTONIC, ns: when the buffer in hand was received */
 	struct tb_state *state;
-	struct tb_event *events;
+	char *events; /* their ring */
 	struct tb_word *taken; /* control packets wait behind it; at first it is none */
 	struct tb_word *last;
 	__u64 *spare; /* a packet, aligned */
@@ -87,12 +95,14 @@ static __always_inline void bpf_ringbuf_output(void *ring, const struct tb_event
 	(void)ring;
 	(void)size;
 	(void)flags;
-	if (end - __atomic_load_n(&s->event_tail, __ATOMIC_ACQUIRE) >= TB_EVENT_QUEUE) {
+	if (end - __atomic_load_n(&s->event_tail, __ATOMIC_ACQUIRE) >= (__s64)TB_EVENT_BYTES) {
 		s->events_lost++;
 		return;
 	}
-	tb_here->events[end & (TB_EVENT_QUEUE - 1)] = *event;
-	__atomic_store_n(&s->event_head, end + 1, __ATOMIC_RELEASE);
+	*(struct tb_event_record *)(tb_here->events + (end & (TB_EVENT_BYTES - 1))) =
+		(struct tb_event_record){ .length = sizeof(struct tb_event_record) - 8,
+					  .event = *event };
+	__atomic_store_n(&s->event_head, end + sizeof(struct tb_event_record), __ATOMIC_RELEASE);
 }
 
 #endif /* TB_USER_H */

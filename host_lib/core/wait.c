@@ -34,13 +34,15 @@ static __s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woke
 	return ready;
 }
 
-/* The same of the ring of a kernel program. */
-static int tb_take_ring(const struct tb_source *s, struct tb_event *out, int most)
+/* Takes the oldest events, at most so many; how many. fd: an eventfd of tables, which is clear afterwards; -1: none. */
+TB_EXPORT int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most)
 {
-	__u64 end = __atomic_load_n((__u64 *)s->produced, __ATOMIC_ACQUIRE);
-	__u64 *consumed = (__u64 *)s->consumed, at = *consumed;
+	__u64 *consumed = (__u64 *)s->consumed, at = *consumed, end;
 	int taken = 0;
 
+	if (s->tables)
+		tb_clear(fd); /* before: what comes meanwhile is told anew */
+	end = __atomic_load_n((__u64 *)s->produced, __ATOMIC_ACQUIRE);
 	while (at < end && taken < most) {
 		const __u32 *head = (const __u32 *)(s->data + (at & s->mask));
 		__u32 length = __atomic_load_n(head, __ATOMIC_ACQUIRE);
@@ -53,12 +55,6 @@ static int tb_take_ring(const struct tb_source *s, struct tb_event *out, int mos
 	}
 	__atomic_store_n(consumed, at, __ATOMIC_RELEASE);
 	return taken;
-}
-
-TB_EXPORT int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most)
-{
-	return s->tables ? tb_take_events((struct tb_tables *)s->tables, fd, out, most)
-			 : tb_take_ring(s, out, most);
 }
 
 /* Notes which ops have begun elsewhere. Other events only wake up: maps say what has happened. */

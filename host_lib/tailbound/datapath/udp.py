@@ -34,6 +34,8 @@ _AMPLE_BUFFER = 2 << 20
 _GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
 #: ``<linux/udp.h>``, ``<asm-generic/socket.h>``
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
+#: Of the ring of events (``host_lib/core/user.h``).
+_EVENT_BYTES = 1024 * 32
 #: Words of the state (``struct tb_state``). An event that does not fit its queue is a hint lost; packets are counted.
 EVENT_HEAD, EVENT_TAIL, CONTROL_HEAD, CONTROL_TAIL, EVENTS_LOST, CONTROLS_LOST, STOP, KERNEL_DROPS = range(8)
 #: A map as the library knows it (``struct tb_map``).
@@ -54,15 +56,18 @@ class Tables:
     def __init__(self, arrays: Mapping[str, NDArray[Any]], library: Core | None = None) -> None:
         result_rows, width = arrays["results"].shape
         self.arrays = dict(arrays)
-        self.state = np.zeros(8, np.int64)
+        self.state, self._events = np.zeros(8, np.int64), np.zeros(_EVENT_BYTES, np.uint8)
         self._packet_bytes = schema.HEADER_BYTES + width
         self._core = library or core()
         maps = np.array([_described(arrays[m.name], m) for m in schema.WORKER_MAPS], _MAP)
         #: what functions of the library take; valid as long as this object is
-        self.address: int = self._core.fast.tb_open(maps.ctypes.data, width, result_rows, self.state.ctypes.data)
+        self.address: int = self._core.fast.tb_open(
+            maps.ctypes.data, width, result_rows, self.state.ctypes.data, self._events.ctypes.data
+        )
         if not self.address:
             raise MemoryError("no memory for queues of control packets")
-        self.source = Source(self.address)
+        positions = (self.state[at:].ctypes.data for at in (EVENT_TAIL, EVENT_HEAD))
+        self.source = Source(self.address, *positions, self._events.ctypes.data, _EVENT_BYTES - 1)
         self.source.library = self._core
         # not at exit, when the receiver may still be at work
         weakref.finalize(self, self._core.fast.tb_close, self.address).atexit = False

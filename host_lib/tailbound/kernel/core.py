@@ -29,7 +29,7 @@ _SECTION = "tailbound"
 _P, _U32, _U64, _S64, _INT = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int
 #: Results and arguments, as in the sources.
 _FUNCTIONS = {
-    "tb_open": (_P, _P, _U32, _U32, _P),
+    "tb_open": (_P, _P, _U32, _U32, _P, _P),
     "tb_close": (None, _P),
     "tb_take_in": (_INT, _P, _P, _U32, _U32, _P, _U64, _INT, _P, _INT),
     "tb_put_key": (None, _P, _U32, _P, _U32),
