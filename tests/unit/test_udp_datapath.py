@@ -66,7 +66,7 @@ def counted(path: UdpDatapath) -> dict[tuple[int, Verdict], int]:
 
 def await_control(path: UdpDatapath) -> list[bytes]:
     assert select.select([path.fds()[1]], [], [], 10)[0], "no control packet in 10 s"
-    return path.control_packets()
+    return path._tables.take_controls(path.fds()[1])
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_full_receive_buffer_is_counted() -> None:
     assert 0 < small.lost_on_arrival["receive_buffer"] < 500
 
     def all_taken() -> bool:  # one more may be on its way
-        taken.extend(small.control_packets())
+        taken.extend(small._tables.take_controls(small.fds()[1]))
         return counted(small) == {(1, Verdict.CONTROL_PASSED): len(taken)}
 
     await_that(all_taken, "what was counted")

@@ -18,6 +18,7 @@ Every packet also answers the receiver's newest trial: ``count`` is its number, 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import logging
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.errors import TransportError
+from tailbound.kernel.core import core
 from tailbound.transport import rendezvous
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import DEFAULT_PORT, MS
@@ -144,7 +146,8 @@ class Paths:
         ready.register(datapath.fds()[1], select.POLLIN)
 
         def read() -> None:
-            for data in datapath.control_packets():
+            core().fast.tb_serve(ctypes.addressof(job.voice), job.now())
+            for data in job.letters():
                 parsed = job.unpack(data)
                 if parsed is None:
                     continue

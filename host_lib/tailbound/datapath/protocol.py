@@ -99,9 +99,6 @@ class Datapath(Protocol):
     def fds(self) -> tuple[int, int]:
         """File descriptors that become readable when there are events, and when there are control packets."""
 
-    def control_packets(self) -> list[bytes]:
-        """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""
-
     def close(self) -> None:
         """Detaches, unmaps and closes; may be called twice."""
 

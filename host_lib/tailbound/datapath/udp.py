@@ -226,10 +226,6 @@ class UdpDatapath:
     def fds(self) -> tuple[int, int]:
         return (self._events, self._controls)
 
-    def control_packets(self) -> list[bytes]:
-        """Their checks have been verified."""
-        return self._tables.take_controls(self._controls)
-
     def close(self) -> None:
         """Ends the thread, too."""
         if self._closed:

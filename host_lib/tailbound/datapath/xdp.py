@@ -34,7 +34,7 @@ from tailbound.kernel.pin import Receiver
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, room_of, sending_socket
 from tailbound.wire.address import Words, endpoint, family_name, ip_bytes, is_ipv6, text_of, words_of
-from tailbound.wire.schema import ACTIVE_WITH_SOCKET, HEADER_BYTES, KEY_EPOCHS, WORKER_MAPS, key_bytes
+from tailbound.wire.schema import ACTIVE_WITH_SOCKET, KEY_EPOCHS, WORKER_MAPS, key_bytes
 
 log = logging.getLogger("tailbound")
 
@@ -215,9 +215,6 @@ class XdpDatapath:
 
     def fds(self) -> tuple[int, int]:
         return self.maps.fds[EVENTS], self.socket.fileno()
-
-    def control_packets(self) -> list[bytes]:
-        return self.source.words(HEADER_BYTES + self.store.width)
 
     def sending(self, peers: int) -> list[UdpSocket]:
         """Peers know this rank by its address alone, so that any source port will do."""

@@ -120,10 +120,6 @@ class Datapath:
         """None: they are not waited for."""
         return -1, -1
 
-    def control_packets(self) -> list[bytes]:
-        """See ``Datapath``."""
-        return self.tables.take_controls()
-
     def sending(self, peers: int) -> list[UdpSocket]:
         """See ``Datapath``."""
         return [self.socket]
