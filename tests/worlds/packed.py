@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.kernel.core import address, core
 from tailbound.transport import control
-from tailbound.transport.control import packet
+from tailbound.transport.control import Header
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import HEADER_BYTES, VERSION
+from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, VERSION
 from tailbound.wire.tag import NO_KEY
 
-__all__ = ["header", "packet", "parse", "proof_of"]
+
+def packet(head: Any, payload: bytes, key: NDArray[np.uint64] | None = None) -> bytes:
+    """Header and payload with the check filled in, or with a ``key`` (``wire.tag``) the tag and the flag of its epoch.
+
+    The payload is padded with zeros to a multiple of 16 bytes. ``head``: 64 bytes, which stay as they are.
+    """
+    proven, body = Header.from_buffer_copy(head), payload + bytes(-len(payload) % ROW_STEP)
+    core().fast.tb_prove_packet(ctypes.addressof(proven), body, len(body), 0 if key is None else address(key))
+    return bytes(proven) + body
 
 
 def header(**values: Any) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
 from tailbound.wire.packets import packer_of, record_of
-from tailbound.wire.schema import HEADER, HEADER_BYTES, KEY_WORDS, ROW_STEP, RUN, STAMP
+from tailbound.wire.schema import HEADER, HEADER_BYTES, KEY_WORDS, RUN, STAMP
 from tailbound.wire.tag import NO_KEY
 
 _RUN = packer_of(RUN)
@@ -28,16 +28,6 @@ class Header(record_of(HEADER, ctypes.BigEndianStructure)):  # type: ignore[misc
 
 
 assert ctypes.sizeof(Header) == HEADER_BYTES
-
-
-def packet(head: Any, payload: bytes, key: NDArray[np.uint64] | None = None) -> bytes:
-    """Header and payload with the check filled in, or with a ``key`` (``wire.tag``) the tag and the flag of its epoch.
-
-    The payload is padded with zeros to a multiple of 16 bytes. ``head``: 64 bytes, which stay as they are.
-    """
-    proven, body = Header.from_buffer_copy(head), payload + bytes(-len(payload) % ROW_STEP)
-    core().fast.tb_prove_packet(ctypes.addressof(proven), body, len(body), 0 if key is None else address(key))
-    return bytes(proven) + body
 
 
 def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] = ()) -> tuple[Header, bytes] | None:
