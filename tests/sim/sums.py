@@ -28,8 +28,8 @@ class Sums:
 
     def __init__(self, store: Store, cookie: int) -> None:
         self._store, self._cookie, self.rows = store, cookie, 0
-        #: by op and rank: f64[rows, codes], times their weights and scales; in the order of row sequences modulo the
-        #: next power of two, which goes on where sequences wrap
+        #: by op and rank: f64[rows, codes + 1], times their weights and scales, and the weight; in the order of row
+        #: sequences modulo the next power of two, which goes on where sequences wrap
         self._said: dict[int, dict[int, NDArray[np.float64]]] = {}
         self._over: set[int] = set()  # ops that have been sealed of late
 
@@ -43,7 +43,7 @@ class Sums:
         for op in set(heads["op"].tolist()) - self._over:
             these = heads["op"] == op
             units = np.ldexp(heads["weight"][these].astype(np.float64), heads["exponent"][these] // 4)
-            codes = packets[these, HEADER_BYTES:] * units[:, None]
+            codes = np.c_[packets[these, HEADER_BYTES:] * units[:, None], heads["weight"][these]]
             shape = 1 << (int(heads["rows"][these][0]) - 1).bit_length(), codes.shape[1]
             said = self._said.setdefault(op, {}).setdefault(burst.source, np.zeros(shape))
             said[heads["seq"][these] % shape[0]] = codes
@@ -58,17 +58,19 @@ class Sums:
         mine = (records["op"] == op) & (records["cookie"] == self._cookie)
         bits = np.where(mine[:, None], records["ranks"], 0).astype(np.uint64)
         contributors = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little").astype(bool)
-        wanted, length = np.zeros((rows, store.width)), 0
+        (wanted, most), length = np.zeros((2, rows, store.width)), 0
+        unit = np.ldexp(1.0, -(records["exponent"] // 4))[:, None]
         for rank in np.flatnonzero(contributors.any(axis=0)).tolist():
             here = contributors[:, rank]
             assert rank in said, f"op {op}: {here.sum()} rows of rank {rank}, which has sent none"
-            length = said[rank].shape[1]  # what lies beyond is of other ops
-            wanted[here, :length] += said[rank][seqs[here] % len(said[rank])]
+            length = said[rank].shape[1] - 1  # what lies beyond is of other ops
+            row = said[rank][seqs[here] % len(said[rank])]
+            part = row[:, :-1] * unit[here]
+            wanted[here, :length] += part
+            most[here, :length] += (part % 1 > 0) * (1 + 2 * row[:, -1:])  # of scales too far apart less is kept
         there = contributors.any(axis=1)
-        sums, records = store.sums[seqs[there] & (store.sum_rows - 1)].view(np.uint16), records[there]
-        wanted = np.ldexp(wanted[there], -(records["exponent"][:, None] // 4))
-        cut = np.where(wanted % 1 > 0, records["count"][:, None], 0)  # of scales too far apart less is kept
+        sums = store.sums[seqs[there] & (store.sum_rows - 1)].view(np.uint16)
         in_order = sums.reshape(len(sums), store.width // 8, 2, 4).swapaxes(2, 3).reshape(sums.shape)
-        wrong = (np.abs(in_order - wanted) > cut)[:, :length].any(axis=1)
+        wrong = (np.abs(in_order - wanted[there]) > most[there])[:, :length].any(axis=1)
         assert not wrong.any(), f"op {op}: {wrong.sum()} of {rows} sums are not those of their contributors"
         self.rows += int(contributors.sum())

@@ -26,13 +26,13 @@ BURSTS = Terms(loss=0.02, burst=5)
 NARROW = Terms(loss=0.02, burst=5, room=8 << 10, rate=1e7)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_where_nothing_is_lost_every_row_arrives(ranks: int) -> None:
-    with World(ranks, seed=ranks, steps=20) as world:
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 20), (2, 20), (5, 20), (24, 2)])
+def test_where_nothing_is_lost_every_row_arrives(ranks: int, steps: int) -> None:
+    with World(ranks, seed=ranks, steps=steps) as world:
         world.run()
-    assert (world.counts["delivered"], world.counts["compared"]) == (world.counts["expected"], ranks * 40)
+    assert (world.counts["delivered"], world.counts["compared"]) == (world.counts["expected"], ranks * 2 * steps)
     assert not any(world.fabric.dropped.values())
-    assert all(len(node.over) == 40 for node in world.nodes)
+    assert all(len(node.over) == 2 * steps for node in world.nodes)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,7 @@ def test_nobody_is_blamed_for_what_is_missing_in_ops_launched_while_this_rank_wa
     who = membership()
     assert who.blames(5)
     who.woke(5, 100)
-    assert [who.blames(step, at) for step, at in ((4, 90), (5, 0), (5, 100), (5, 101), (6, 0))] == [
-        False, False, False, True, True,
-    ]  # fmt: skip
+    assert [who.blames(*op) for op in ((4, 90), (5, 0), (5, 100), (5, 101), (6, 0))] == [False] * 3 + [True] * 2
     who.woke(5)
     assert [who.blames(step, 1 << 62) for step in (5, 6)] == [False, True]
     who.age(6 + OLD)
