@@ -11,13 +11,15 @@
 
 static __always_inline __u32 tb_result_judge(const struct tb_control *control,
 					     const struct tb_result *record,
-					     const struct tb_packet *p)
+					     const struct tb_packet *p, __u32 place)
 {
 	__u32 tag = tb_tag(p->cookie, p->op, record->cookie, record->op);
 
 	if (tag == TB_TAG_SAME)
 		return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR_RESULT
 						 : TB_VERDICT_DUPLICATE_RESULT;
+	if (!tb_likely(place == TB_INSIDE))
+		return place == TB_BEHIND ? TB_VERDICT_STALE_RESULT : TB_VERDICT_FUTURE_RESULT;
 	if (tag == TB_TAG_NEWER)
 		return TB_VERDICT_STALE_RESULT;
 	return tb_likely(tb_over(control, record->cookie, record->op)) ? TB_VERDICT_RESULT_TAKEN

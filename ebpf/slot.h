@@ -55,16 +55,18 @@ static __always_inline __u32 tb_slot_spare(const struct tb_control *control, __u
 	return (control->spare + (2 * weight <= cap) + (4 * weight <= cap)) & TB_DOWN_MOST;
 }
 
-/* STORED or ADDED: what to do; or the reason not to. */
+/* STORED or ADDED: what to do; or the reason not to. place: in the window. */
 static __always_inline __u32 tb_slot_judge(const struct tb_control *control,
 					   const struct tb_slot *slot, __u32 sealed_op,
-					   const struct tb_packet *p)
+					   const struct tb_packet *p, __u32 place)
 {
 	__u32 tag = tb_tag(p->cookie, p->op, slot->cookie, slot->op);
 
 	if (tag == TB_TAG_SAME && tb_rank_in(slot->ranks, p->sender))
 		return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR
 						 : TB_VERDICT_DUPLICATE;
+	if (place != TB_INSIDE)
+		return place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
 	if (tb_distance(p->op, sealed_op) <= 0)
 		return TB_VERDICT_LATE;
 	if (tag == TB_TAG_NEWER)

@@ -334,10 +334,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), control->sum_rows);
-	if (place == TB_INSIDE)
-		verdict = tb_slot_judge(control, record, lock->sealed_op, p);
-	else
-		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
+	verdict = tb_slot_judge(control, record, lock->sealed_op, p, place);
 	if (tb_likely(verdict == TB_VERDICT_ADDED)) {
 		tb_slot_join(record, p, exponent, weight, spare, &fit);
 		tb_codes_add(sums, p, &f, &fit);
@@ -403,10 +400,7 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
-	if (place == TB_INSIDE)
-		verdict = tb_result_judge(control, record, p);
-	else
-		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_RESULT : TB_VERDICT_FUTURE_RESULT;
+	verdict = tb_result_judge(control, record, p, place);
 	if (tb_likely(quiet)) {
 		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN)) { /* over what is over */
 			copied = 1;
@@ -454,6 +448,30 @@ static __always_inline __u32 tb_verify(struct xdp_md *ctx, const struct tb_contr
 	return TB_GO_ON;
 }
 
+/* What a row behind its window is: a repeat, if it lies there still, or stale. */
+static __always_inline __u32 tb_behind(const struct tb_control *control, const struct tb_packet *p,
+				       __u32 verdict)
+{
+	__u32 slot = p->seq & (control->sum_rows - 1), position = p->seq & (TB_RESULT_ROWS - 1);
+	struct tb_slot_lock *sum_lock = TB_LOOKUP(slot_locks, slot);
+	struct tb_lock *result_lock = TB_LOOKUP(result_locks, position);
+	struct tb_slot *sum = TB_LOOKUP(slots, slot);
+	struct tb_result *result = TB_LOOKUP(result_records, position);
+
+	if (!sum_lock || !result_lock || !sum || !result)
+		return verdict;
+	if (p->type == TB_TYPE_RESULT) {
+		bpf_spin_lock(&result_lock->lock);
+		verdict = tb_result_judge(control, result, p, TB_BEHIND);
+		bpf_spin_unlock(&result_lock->lock);
+	} else {
+		bpf_spin_lock(&sum_lock->lock);
+		verdict = tb_slot_judge(control, sum, sum_lock->sealed_op, p, TB_BEHIND);
+		bpf_spin_unlock(&sum_lock->lock);
+	}
+	return verdict;
+}
+
 /*
  * kernel-10 to kernel-15, in their order; TB_GO_ON only for rows. Deferred: of a row whose check is yet to be made. Then
  * TB_GO_ON says that they let it go on and leave no trace of it, and anything else that they would do more.
@@ -484,8 +502,12 @@ static __always_inline __u32 tb_rules(const struct tb_control *control, const st
 
 	verdict = tb_window_rules(control, p);
 	if (verdict != TB_GO_ON) {
-		if (!deferred && (row || tb_says_late(p)) &&
-		    (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
+		if (deferred || !(row || tb_says_late(p)) ||
+		    (verdict != TB_VERDICT_STALE_OP && verdict != TB_VERDICT_STALE_RESULT))
+			return verdict;
+		if (row)
+			verdict = tb_behind(control, p, verdict);
+		if (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT)
 			tb_op_late(control, p, op, row ? p->codes : 0);
 		return verdict;
 	}

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -163,8 +162,8 @@ def test_pinned(wire: list[str], loader: str, monkeypatch: pytest.MonkeyPatch) -
     exercise(path, wire)
     path.close()
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(xdp.Fanout, "stop", Mock(side_effect=OSError("no stop")))
-    with pytest.raises(OSError, match="no stop"):
+    monkeypatch.setattr(xdp.Fanout, "stop", None)
+    with pytest.raises(TypeError):
         XdpDatapath.open("tbx")
     assert len(os.listdir("/proc/self/fd")) == before
     assert net.xdp_on("tbx") is not None

@@ -31,16 +31,15 @@ from tailbound.wire.schema import (
 )
 from tailbound.wire.schema import serial_distance as serial
 
-_ROWS = (PacketType.CONTRIBUTION, PacketType.RESULT)
-_STALE = {PacketType.CONTRIBUTION: Verdict.STALE_OP}
+#: Where rows lie, and what those are that came before: by themselves, and on request.
+_ROWS = {
+    PacketType.CONTRIBUTION: ("slots", Verdict.DUPLICATE, Verdict.DUPLICATE_REPAIR),
+    PacketType.RESULT: ("result_records", Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR_RESULT),
+}
 
 
 class _Refused(Exception):
-    """A packet's way ends here."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.name)
-        self.verdict = verdict
+    """A packet's way ends here, with a verdict."""
 
 
 def has(ranks: NDArray[np.uint64], rank: int) -> bool:
@@ -82,7 +81,7 @@ class _Packet:
 
     @property
     def stale(self) -> Verdict:
-        return _STALE.get(self.type, Verdict.STALE_RESULT)
+        return Verdict.STALE_OP if self.type == PacketType.CONTRIBUTION else Verdict.STALE_RESULT
 
     @property
     def future(self) -> Verdict:
@@ -147,7 +146,7 @@ class ReferenceTables:
                 echo = self._echo(p)
             verdict = self._taken(p)
         except _Refused as refused:
-            verdict = refused.verdict
+            verdict = refused.args[0]
         if marked and sender != UNKNOWN_SENDER and verdict != Verdict.ECHO_TAKEN:
             self.arrays["peer_states"][sender]["marked"] += 1
         self._count(sender, verdict)
@@ -264,6 +263,7 @@ class ReferenceTables:
         c, sum_row = self.control, p.type == PacketType.CONTRIBUTION
         at = serial(p.seq, int(c["sum_base" if sum_row else "result_base"]))
         if serial(p.op, int(c["first_op"])) < 0 or at < 0:
+            self._refuse_repeat(p)
             self._late(p)
             raise _Refused(p.stale)
         rows = len(self.arrays["slots" if sum_row else "result_records"])
@@ -332,9 +332,8 @@ class ReferenceTables:
             stamps["contributed_us"] = stamps["published_us"] = stamps["row_us"] = 0
             if live:
                 r["heard_live"] += 1
-                reached = [
-                    own for own in (0, 1) if not r["majority_ns"][own] and r["heard_live"] + 1 - own >= c["need"]
-                ]
+                here = r["heard_live"] + 1
+                reached = [own for own in (0, 1) if not r["majority_ns"][own] and here - own >= c["need"]]
                 for own in reached:
                     r["majority_ns"][own] = self._now
                 if reached:
@@ -363,13 +362,20 @@ class ReferenceTables:
         released = int(self.control["released"])
         return bool(record["cookie"] != self.control["cookie"]) or serial(int(record["op"]), released) <= 0
 
+    def _refuse_repeat(self, p: _Packet) -> None:
+        """A row that came before and lies there still."""
+        if p.row_packet:
+            name, once, asked = _ROWS[p.type]
+            record = self.arrays[name][p.seq % len(self.arrays[name])]
+            if self._is_of(record, p) and (name != "slots" or has(record["ranks"], p.sender)):
+                raise _Refused(asked if p.flags & Flag.REPEAT else once)
+
     def _contribute(self, p: _Packet) -> Verdict:
         """kernel-16."""
         at = p.seq % len(self.arrays["slots"])
         record, r = self.arrays["slots"][at], self._record(p)
         same = self._is_of(record, p)
-        if same and has(record["ranks"], p.sender):
-            return Verdict.DUPLICATE_REPAIR if p.flags & Flag.REPEAT else Verdict.DUPLICATE
+        self._refuse_repeat(p)
         if serial(p.op, int(self.arrays["slot_locks"][at]["sealed_op"])) <= 0:
             r["late"] += 1
             return Verdict.LATE
@@ -404,8 +410,7 @@ class ReferenceTables:
         """kernel-17."""
         at = p.seq % len(self.arrays["result_records"])
         record, present, r = self.arrays["result_records"][at], self.arrays["presence"][at], self._record(p)
-        if self._is_of(record, p):
-            return Verdict.DUPLICATE_REPAIR_RESULT if p.flags & Flag.REPEAT else Verdict.DUPLICATE_RESULT
+        self._refuse_repeat(p)
         if record["cookie"] == p.cookie and serial(int(record["op"]), p.op) > 0:
             return Verdict.STALE_RESULT
         if not self._over(record):
