@@ -11,7 +11,7 @@ from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.errors import TransportError
 from tailbound.transport.sequence import Layout, Place, Position, Sequence
-from tailbound.transport.steps import Steps, label_text, step_distance
+from tailbound.transport.steps import Steps, step_distance
 from tailbound.wire.schema import OP_STEPS, op_label, serial_distance
 
 RANKS = 3
@@ -248,7 +248,3 @@ def test_steps_are_serial_numbers(a: int, b: int, distance: int) -> None:
     assert step_distance(a, b) == distance
     assert standing(b, a).behind == max(0, distance)
     assert Steps(op_label(b, 1023), op_label(a, 0), (), 1000).behind == max(0, distance)  # the next op may be a step on
-
-
-def test_labels_are_read_as_step_and_index() -> None:
-    assert [label_text(op_label(*each)) for each in ((0, 0), (7, 3), (6, 1023))] == ["0.0", "7.3", "6.1023"]

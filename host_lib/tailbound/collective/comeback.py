@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 
 #: Names of the requests on the reliable path: what part a rank has, to take one in, and where to join.
 PART, WELCOME, POSITION = "part", "welcome", "position"
-#: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
-#: without a key. Of an answer about the part: that, a cookie, turns of keys, and the next step.
-_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIHI")
+#: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, and
+#: the newest that it knows of who comes back, 0 without a key. Of an answer about the part: that, a cookie, turns of
+#: keys, and the next step.
+_WELCOME, _STAMPS, _LIFE = struct.Struct("!HI"), struct.Struct("!QQ"), struct.Struct("!BIHI")
 #: Seconds for a peer's engine to answer, and for the peer to; between two questions.
 _ENGINE, _PEER, _AGAIN = 2.0, 3.0, 0.2
 #: How a peer that has not taken this rank in is asked again.
@@ -231,10 +232,10 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
         if rank not in engine.job.membership.peers:
             raise Refusal(f"rank {rank} is none of this job's other ranks")
         try:
-            stamp = engine.ask(lambda: engine.welcome(rank, step), _ENGINE)
+            stamps = engine.ask(lambda: engine.welcome(rank, step), _ENGINE)
         except TransportError as error:
             raise Refusal(f"cannot take rank {rank} in: {error}") from error
-        return [_STAMP.pack(stamp)]
+        return [_STAMPS.pack(*stamps)]
 
     def position(_: bytes) -> list[bytes]:
         try:
@@ -263,8 +264,8 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int, dead: Collection[i
             if rank not in kept:
                 reliable.keep(rank, _PEER)  # first: from now on the end of the process before says nothing
                 kept.add(rank)
-            (stamp,) = _STAMP.unpack(reliable.pull(rank, WELCOME, request, _PEER, _STAMP.size))
-            engine.call(lambda: engine.welcomed(rank, stamp))
+            theirs, own = _STAMPS.unpack(reliable.pull(rank, WELCOME, request, _PEER, _STAMPS.size))
+            engine.call(lambda: engine.welcomed(rank, theirs, own))
         except (TransportError, struct.error) as error:
             log.info("rank %d: %s", job.rank, error)
             return False

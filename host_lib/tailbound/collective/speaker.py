@@ -150,6 +150,10 @@ class Speaker(Known):
         """A number for what is said elsewhere: above all of control packets before it (auth-5); without a key 0."""
         return 0 if self.keys is None else int(core().fast.tb_next_stamp(ctypes.addressof(self.voice)))
 
+    def stamps(self, rank: int) -> tuple[int, int]:
+        """``stamp``, and the newest one known of ``rank``."""
+        return self.stamp(), self._stamps.newest.get(rank, 0)
+
     def unpack(self, data: bytes) -> tuple[Header, bytes] | None:
         """Header and body of a packet whose check or tag is right, else None."""
         return parse(data, () if self.keys is None else self.keys.both)

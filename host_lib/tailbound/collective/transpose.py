@@ -306,8 +306,8 @@ class Transpose:
         self.job.publish_live()
         self._unsettled = True
 
-    def welcome(self, rank: int, step: int) -> int:
-        """``rank`` is back and takes part from ``step`` on; for ``call``. Returns the present stamp (auth-5), or 0."""
+    def welcome(self, rank: int, step: int) -> tuple[int, int]:
+        """``rank`` is back and takes part from ``step`` on; for ``call``. Returns ``Speaker.stamps`` (auth-5)."""
         job = self.job
         job.membership.back(rank, step)
         job.hear(rank, job.now())
@@ -316,10 +316,14 @@ class Transpose:
         job.counters["ranks_back"] += 1
         text = f"rank {rank} has come back and takes part from step {step} on"
         job.events.emit("rank_back", text, level=logging.INFO, back=rank, step=step)
-        return job.stamp()
+        return job.stamps(rank)
 
-    def welcomed(self, rank: int, stamp: int) -> None:
-        """``rank`` has taken this one in, and all that it says from now on has a later stamp; for ``call``."""
+    def welcomed(self, rank: int, stamp: int, own: int = 0) -> None:
+        """``rank`` has taken this one in, and all that it says from now on has a later stamp; for ``call``.
+
+        ``own``: the newest stamp of this rank that it knows; since then the clock may have been set back.
+        """
+        self.job.voice.stamp = max(self.job.voice.stamp, own)
         self.job.present(rank, stamp)
         self._unsettled = True
 

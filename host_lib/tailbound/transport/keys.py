@@ -311,12 +311,12 @@ class Stamps:
     """The newest control packet of every other rank: one that another has overtaken is as good as lost."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, int] = {}
+        self.newest: dict[int, int] = {}
 
     def accept(self, sender: int, stamp: int) -> Word:
         """Takes a packet, if it may count; or what ``sender`` says elsewhere, after which no older one counts."""
-        newest = self._newest.get(sender, 0)
+        newest = self.newest.get(sender, 0)
         if stamp < newest:
             return Word.OLD
-        self._newest[sender] = stamp
+        self.newest[sender] = stamp
         return Word.NEW if stamp > newest else Word.AGAIN
