@@ -454,22 +454,22 @@ static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 		tb_say_left((struct tb_voice *)l->s->voice, o);
 }
 
-/* The rest of a flow is not sent; returns the packets. */
+/* The rest of a flow is not sent; returns the packets that have not left, as those have that were to leave once more. */
 static __u32 tb_drop_flow(struct tb_line *l, struct tb_item *item, struct tb_flow *f, __u32 count)
 {
 	const struct tb_target *t = &l->targets[f->to];
+	__u32 lost = item->repeats ? 0 : count, r, w;
 	__u64 bits;
-	__u32 r, w;
 
 	f->next += count;
 	item->left -= count;
 	item->whole = 0;
 	l->s->left -= count;
 	if (f->to >= l->s->ranks)
-		l->targets[f->to].lost += count;
+		l->targets[f->to].lost += lost;
 	TB_EACH_RANK(r, t->ranks)
-	l->targets[r].lost += count;
-	return count;
+	l->targets[r].lost += lost;
+	return lost;
 }
 
 static __u64 tb_drop_item(struct tb_line *l, struct tb_item *item)
@@ -830,8 +830,7 @@ TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
 			dropped += tb_drop_item(l, item);
 			item->op = NULL;
 		}
-	if (dropped)
-		tb_end_items(l);
+	tb_end_items(l);
 	return dropped;
 }
 

@@ -44,9 +44,10 @@ def test_where_nothing_is_lost_every_row_arrives(ranks: int, steps: int) -> None
     ],
 )
 def test_losses_are_repaired_within_the_bound(terms: Terms, seed: int) -> None:
-    with World(4, seed, terms, steps=40) as world:
+    with World(4, seed, terms, steps=40, paced=3e6 * (terms is UNIFORM)) as world:
         world.run()
     assert world.fabric.dropped["loss"] > 0
+    assert not any(node.engine.job.flow.queue.said.stale for node in world.nodes), "last rows leave twice, or once"
     assert any(node.engine.job.flow.queue.said.waits for node in world.nodes) == (terms is NARROW)
     assert world.counts["compared"] > 0.8 * 4 * 80
     assert world.share >= 0.985

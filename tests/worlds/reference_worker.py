@@ -31,7 +31,6 @@ from tailbound.wire.schema import (
 )
 from tailbound.wire.schema import serial_distance as serial
 
-#: Where rows lie, and what those are that came before: by themselves, and on request.
 _ROWS = {
     PacketType.CONTRIBUTION: ("slots", Verdict.DUPLICATE, Verdict.DUPLICATE_REPAIR),
     PacketType.RESULT: ("result_records", Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR_RESULT),
@@ -363,7 +362,7 @@ class ReferenceTables:
         return bool(record["cookie"] != self.control["cookie"]) or serial(int(record["op"]), released) <= 0
 
     def _refuse_repeat(self, p: _Packet) -> None:
-        """A row that came before and lies there still."""
+        """A row that came before and lies there still: by itself, or on request."""
         if p.row_packet:
             name, once, asked = _ROWS[p.type]
             record = self.arrays[name][p.seq % len(self.arrays[name])]
