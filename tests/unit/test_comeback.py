@@ -90,18 +90,19 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         assert len(set(cookies)) == len(cookies) == 3
         for one in life:
             one.part = Part.INSIDE
-        life[0].close()
-        life[0] = live(0, 0)
+        life[:2] = [(life[rank].close(), live(rank, 0))[1] for rank in (0, 1)]
         assert (life[0].part, life[0].job.cookie) == (Part.OUTSIDE, cookies[-1])
-        found = comeback.decode(life[1].entrance(), ranks)._replace(cookie=cookies[0])
+        entrance = life[2].entrance()  # two that come back together are told that both are away
+        found = comeback.decode(entrance, ranks)._replace(cookie=cookies[0])
         with pytest.raises(LayoutError, match="rank 0 came back into a run of the job that has ended"):
             life[0].enter(comeback.encode(found, ranks))
         members = life[0].job.membership
         members.bye(1, (members._before.get(1, 0) + 1) & 0xFFFFFFFF)  # recorded of the process before, and sent again
         members.hold(2, life[0].job.now())
-        life[1].job._stamps.newest[0] = 1 << 62  # the clock was set back since
-        assert life[0].enter(life[1].entrance()) == {1, 2}
-        assert life[0]._engine.ask(lambda: (members.here, members.holding(life[0].job.now()))) == ([1, 2], 0)
+        life[2].job._stamps.newest[0] = 1 << 62  # the clock was set back since
+        assert [life[rank].enter(entrance) for rank in (1, 0)] == [{2}, {1, 2}]
+        assert life[0]._engine.ask(lambda: (members.live, members.holding(life[0].job.now()))) == ([1, 2], 0)
+        assert life[1]._engine.ask(lambda: life[1].job.membership.live) == [2, 0]
         assert life[0]._engine.ask(life[0].job.stamp) > 1 << 62
         assert all(life[0].job._stamps.newest[rank] for rank in (1, 2))
         outcomes = [done.result(PATIENCE) for done in [one.allreduce(np.ones(640, np.float32)) for one in life]]

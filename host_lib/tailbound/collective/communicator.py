@@ -461,7 +461,8 @@ class Communicator:
                 "anew since: start this rank again"
             )
         engine.ask(lambda: engine.enter(found.position, found.away))
-        here = comeback.ask_all(engine, self.reliable, found.position.step, found.dead)
+        # processes that have ended may be back, too, and refuse at once where they are not
+        here = comeback.ask_all(engine, self.reliable, found.position.step, found.dead - found.away)
         self.part = Part.INSIDE
         return here
 

@@ -64,12 +64,12 @@ class Maps:
         self._alerts = Alerts(job, job.accounts.ledger, job.events)
         self._shown = job.config.first_step  # with which the newest map begins that the kernel knows
         self._turn_asked = 0  # turns of keys that another rank has asked for
-        self._outside = outside
+        self.outside = outside
         self.fallback = Fallback(job.config.suspect_after)
 
     def adopt(self, to: Position, window: Window) -> None:
         """Goes on with another rank's maps, where the sequence has jumped to; no ops are in flight."""
-        self._outside = False
+        self.outside = False
         self.agreement.adopt(to.agreed)
         self.agreement.age(to.step)
         self._step = self._aged = to.step
@@ -78,7 +78,7 @@ class Maps:
     def receive(self, sender: int, body: bytes) -> None:
         """Takes the body of a MAP packet of another rank."""
         job = self._job
-        if self._outside:  # it is told where it enters
+        if self.outside:  # it is told where it enters
             return
         message = decode_map(body, job.world, job.switch)
         if message is None:

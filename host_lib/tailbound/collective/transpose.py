@@ -307,8 +307,14 @@ class Transpose:
         self._unsettled = True
 
     def welcome(self, rank: int, step: int) -> tuple[int, int]:
-        """``rank`` is back and takes part from ``step`` on; for ``call``. Returns ``Speaker.stamps`` (auth-5)."""
+        """``rank`` is back and takes part from ``step`` on; for ``call``. Returns ``Speaker.stamps`` (auth-5).
+
+        Raises:
+            TransportError: this process is outside itself, and is to ask ``rank`` when it enters.
+        """
         job = self.job
+        if self.maps.outside:
+            raise TransportError(f"rank {job.rank} is outside itself: ask again once it has come back")
         job.membership.back(rank, step)
         job.hear(rank, job.now())
         job.publish_live()
@@ -323,8 +329,12 @@ class Transpose:
 
         ``own``: the newest stamp of this rank that it knows; since then the clock may have been set back.
         """
-        self.job.voice.stamp = max(self.job.voice.stamp, own)
-        self.job.present(rank, stamp)
+        job = self.job
+        job.voice.stamp = max(job.voice.stamp, own)
+        job.present(rank, stamp)
+        if rank in job.membership.ended:  # as the donor said, but it has come back at the same time
+            job.membership.back(rank, step_of(job.sequence.upcoming))
+            job.publish_live()
         self._unsettled = True
 
     @property
