@@ -158,7 +158,7 @@ def test_requests_are_answered_with_rows_or_gone_or_refused() -> None:
         labels = [job.averaged(ROWS * 64, 1)[1][0][1].label for _ in range(6)]
         job.drain()
         oldest, *_, ended, before, newest = labels
-        tag, said = int(job[0].job.records.of(newest)["layout"]), list[int]()
+        (tag, old), said = (int(job[0].job.records.of(op)["layout"]) for op in (newest, before)), list[int]()
 
         def hear(to: int, sent: list[bytes]) -> list[bytes]:
             said.extend(data[1] for data in sent if data[1] in (PacketType.RESULT, PacketType.GONE))
@@ -179,12 +179,12 @@ def test_requests_are_answered_with_rows_or_gone_or_refused() -> None:
         job[0].trouble(hear)
         for answered, *request in (
             (SENT, newest, 0, OWN, TWO, tag),
-            (SENT, before, 0, OWN, TWO, tag),
+            (SENT, before, 0, OWN, TWO, old),
             (GONE, ended, 0, OWN, TWO, tag),
             (GONE, ended, 0, OWN, TWO, tag),
             (GONE, oldest, 0, 0, b"", tag),  # a question for marks
             (GONE, newest, 0, OWN, b"\x80", tag ^ 1),  # another layout
-            (GONE, before, 4 * ROWS, 8 * ROWS, b"\x80", tag),  # too long a list
+            (GONE, before, 4 * ROWS, 8 * ROWS, b"\x80", old),  # too long a list
             (GONE, oldest - 70000, 0, OWN, b"\x80", tag),
             (REFUSED, newest, 0, OWN, b"", tag),
             (REFUSED, newest, 0, OWN, bytes(64), tag),

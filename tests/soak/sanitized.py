@@ -123,7 +123,7 @@ def _answers(rng: random.Random, count: int) -> None:
     """Requests and words about rows with any body: of lists that are there, gone, or of another size."""
     with UdpSocket() as sock:
         op = (rank := Answers(sock)).enter()
-        kinds, tags = (PacketType.REPAIR, PacketType.GONE), (TAG, op.place.layout.tag)
+        kinds, tags = (PacketType.REPAIR, PacketType.GONE), (TAG, op.place.tag)
         for label in range(10):
             rank.keep(label, rng.randrange(1, 1000), lacking=(0,))
         for now in range(count):

@@ -66,7 +66,7 @@ def test_of_too_many_requests_those_of_the_oldest_op_are_forgotten(rank: Answers
 def test_contributions_are_found_by_their_place_and_results_once_they_were_handed_out(rank: Answers) -> None:
     """Senders begin in the middle of a list."""
     op = rank.enter()
-    shares, tag = op.place.placement.shares, op.place.layout.tag
+    shares, tag = op.place.placement.shares, op.place.tag
     assert op.buffers.firsts[2] != 0
     assert rank.ask(op.label, 2, (0, 1, shares[2] - 1), shares[2], half=True, tag=tag)
     assert (rank.answer(), rank.sent()) == ([], [(op.label, 2, [0, 1, shares[2] - 1])])
@@ -101,7 +101,7 @@ def test_rows_that_are_gone_are_told(rank: Answers, about: dict[str, Any], gone:
 
 def test_contributions_that_are_late_or_none_are_gone(rank: Answers) -> None:
     op = rank.enter(gives=False)
-    shares, tag = op.place.placement.shares, op.place.layout.tag
+    shares, tag = op.place.placement.shares, op.place.tag
     assert (rank.ask(op.label, 1, (0,), shares[1], half=True, tag=tag), rank.answer()) == (True, [(op.label, 1, [0])])
     core().fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
 
@@ -117,7 +117,7 @@ def test_answers_take_their_share_of_the_pace_and_hold_up_no_other_rank(rank: An
     named(memory, op.label, np.arange(rows))
     op.given, op.states = memory.ctypes.data, (states := np.zeros((rows, 4), np.uint64)).ctypes.data
     rank.keep(label := op_label(1, 0) + 9, rows)
-    about = {"half": True, "tag": op.place.layout.tag} if half else {}
+    about = {"half": True, "tag": op.place.tag} if half else {}
     assert rank.ask(op.label if half else label, 1, range(rows), rows, **about)
     assert (rank.answer(5), sum(len(places) for _, _, places in rank.sent())) == ([], saved)
     burst = rank.line.queue.pacer.largest(STRIDE)

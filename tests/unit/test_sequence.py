@@ -101,6 +101,16 @@ def test_a_wrong_prediction_is_undone(ahead: int, right: int) -> None:
     assert sequence.predict() is not None  # two equal steps again
 
 
+def test_an_op_that_lies_elsewhere_has_another_tag() -> None:
+    """Behind a step foreseen too short, a late rank sealed and published its next op at its own place: clock-18."""
+    (late, _), (plain, _) = fresh(history=step(1000, 2000) * 2), fresh(history=step(1000, 2000) * 2)
+    *_, foreseen = (late.predict() for _ in range(3))
+    *_, right = launch(plain, [*step(1000, 2000, 3000), layout(1000)])
+    assert foreseen is not None
+    assert (foreseen.label, foreseen.layout) == (right.label, right.layout)
+    assert foreseen.tag != right.tag
+
+
 def test_a_step_has_at_most_1024_ops() -> None:
     sequence, _ = fresh(history=[layout(100, index=i) for i in range(1024)])
     with pytest.raises(ValueError, match="larger buckets"):

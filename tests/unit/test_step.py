@@ -99,7 +99,7 @@ def op() -> Op:
 
 def record(op: Op, **fields: Any) -> dict[str, Any]:
     """As the kernel keeps it."""
-    return {"layout": op.place.layout.tag, "results_in": 0, "rows_complete": 0, "opened_ns": 1} | fields
+    return {"layout": op.place.tag, "results_in": 0, "rows_complete": 0, "opened_ns": 1} | fields
 
 
 # -- the own rows -------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_who_lives_is_waited_for_past_the_deadline_but_not_where_a_switch_sums(o
 def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_foreseen_wrongly(op: Op) -> None:
     """Rule: clock-7c."""
     op.sending, op.start = Sending.FORESEEN, 10 * MS
-    told = Told(op, record=record(op, layout=op.place.layout.tag ^ 1, rows_complete=op.own))
+    told = Told(op, record=record(op, layout=op.place.tag ^ 1, rows_complete=op.own))
     assert told.take(10 * MS + D1) == Step()
     op.sending = Sending.OVER  # whatever others name
     assert told.take(10 * MS + D1).actions == (seal("complete"),)

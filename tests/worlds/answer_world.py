@@ -45,7 +45,7 @@ class Answers(OpWorld):
         kept.made.usable[:] = 1
         kept.made.usable[list(lacking)] = 0
         named(kept.made.packets, label, np.arange(rows))
-        place: Any = SimpleNamespace(label=label, layout=SimpleNamespace(tag=TAG))
+        place: Any = SimpleNamespace(label=label, tag=TAG)
         kept.belong(place, NO_KEY)
         kept.after, self.terms.given = self.terms.given, ctypes.addressof(kept)
         self._kept.append(kept)

@@ -43,7 +43,7 @@ def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) 
         flags |= Flag.LATE
     if asks:
         flags |= Flag.REPEAT
-    head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, seq=op.place.result_seq)
+    head = job.header(PacketType.READY, op.label, op.place.tag, flags=flags, seq=op.place.result_seq)
     for peer in peers:
         job.tell(peer, head, body)
         job.voice.ready_sent += 1

@@ -136,7 +136,7 @@ class Given(record_of(GIVEN)):  # type: ignore[misc]
     def belong(self, place: Place, key: NDArray[np.uint64]) -> None:
         """They are to be results of the op at ``place``, whose packets have ``key``."""
         self._key = key
-        self.place, self.key, self.label, self.layout = place, address(key), place.label, place.layout.tag
+        self.place, self.key, self.label, self.layout = place, address(key), place.label, place.tag
 
 
 class BufferPool:

@@ -72,7 +72,7 @@ class Inbox:
                 self._paths.receive(head, body)
         elif head.type == PacketType.READY:
             if (op := ops.get(label)) is not None:
-                if head.layout == op.place.layout.tag:
+                if head.layout == op.place.tag:
                     self._ready(op, sender, flags, body)
             elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
                 self._early.setdefault(label, {})[sender] = (head.layout, flags, body)
@@ -81,7 +81,7 @@ class Inbox:
     def adopt(self, op: Op) -> None:
         """Hands an op what was said of it before it was placed, and forgets older words."""
         for sender, (layout, flags, body) in self._early.pop(op.label, {}).items():
-            if layout == op.place.layout.tag:
+            if layout == op.place.tag:
                 self._ready(op, sender, flags, body)
         for label in [e for e in self._early if serial_distance(e, op.label) < 0]:
             del self._early[label]

@@ -175,7 +175,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self._seqs = (ctypes.c_uint32 * len(place.sum_seqs))(*place.sum_seqs)
         self.seqs = ctypes.addressof(self._seqs)
         self._places, self.places = first_places(placement, rank, ranks)
-        self.label, self.slot, self.layout, self.rows = place.label, op_slot(place.label), place.layout.tag, shape.rows
+        self.label, self.slot, self.layout, self.rows = place.label, op_slot(place.label), place.tag, shape.rows
         self.own, self.sum_seq, self.result_seq = placement.shares[rank], place.sum_seqs[rank], place.result_seq
         self.switched = switched
         self.place, self.buffers = place, buffers

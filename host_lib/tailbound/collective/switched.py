@@ -27,7 +27,7 @@ def send(job: Job, op: Op) -> None:
     (memory, _, partials), rows = b.contributions, place.layout.shape.rows
     assert job.switch is not None
     owners, count = place.placement.owner_map.id, _awaited(job, op)
-    head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, map_id=owners, weight=1, count=count)
+    head = job.header(PacketType.CONTRIBUTION, label, place.tag, map_id=owners, weight=1, count=count)
     # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
     exponents, needs, _ = b.scales
     stamp = Stamp(

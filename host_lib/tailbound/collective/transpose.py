@@ -704,7 +704,7 @@ class Transpose:
                 self.job.events.emit("rank_left", text, left=rank, step=last)
 
     def _name_mismatch(self, op: Op, now: int) -> bool:
-        record, tag = self.job.records.of(op.label), op.place.layout.tag
+        record, tag = self.job.records.of(op.label), op.place.tag
         if record is None:
             return False
         key, own, other = op.place.layout.key, self.job.rank, int(record["first_sender"])

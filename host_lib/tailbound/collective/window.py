@@ -187,7 +187,7 @@ class Window:
         if told is not None and serial_distance(told.label, marks.told) > 0:
             marks.told = told.label
             for rank in job.membership.here:
-                job.acknowledge(rank, told.label, told.place.layout.tag)
+                job.acknowledge(rank, told.label, told.place.tag)
 
     def release(self) -> bool:
         """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""

@@ -21,6 +21,8 @@ from tailbound.transport.steps import index_of, step_distance, step_of
 from tailbound.wire.schema import OP_INDEX_BITS, op_label, serial_distance
 
 _U32 = 0xFFFFFFFF
+#: Spreads row sequences over the bits of a tag.
+_GOLDEN = 0x9E3779B1
 #: So many steps back an owner map may turn out to have begun.
 REMEMBERED = 8
 
@@ -43,7 +45,11 @@ class Layout:
 
 
 class Place(NamedTuple):
-    """One op placed in the rings: label, layout, and the first row sequence of every ring."""
+    """One op placed in the rings: label, layout, and the first row sequence of every ring.
+
+    Its packets carry ``tag``, which tells its layout and its first result row. A rank that foresees another layout of
+    a step has ops behind it in other places: no row of these may count.
+    """
 
     label: int
     step: int
@@ -52,6 +58,7 @@ class Place(NamedTuple):
     result_seq: int
     sum_seqs: tuple[int, ...]
     previous: int
+    tag: int
 
 
 @dataclass(frozen=True)
@@ -236,9 +243,10 @@ class Sequence:
     def _place(self, layout: Layout) -> Place:
         placement = place(layout.shape, self.map, self._ranks)
         label = op_label(self._step, self._index)
-        found = Place(label, self._step, layout, placement, self._result_seq, self.sum_seqs, self._previous)
+        at, tag = self._result_seq, layout.tag ^ (self._result_seq * _GOLDEN & _U32) >> 16
+        found = Place(label, self._step, layout, placement, at, self.sum_seqs, self._previous, tag)
         self._placed.append(found)
-        self._result_seq = (self._result_seq + layout.shape.rows) & _U32
+        self._result_seq = (at + layout.shape.rows) & _U32
         self.sum_seqs = _advance(self.sum_seqs, placement)
         self._previous = label
         self._current.append(layout)
