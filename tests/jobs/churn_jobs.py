@@ -52,11 +52,12 @@ def churning(
             steps[rank] = step
             if 0 <= last.value <= step or os.getppid() != parent:
                 break
+            assert state.resync is not None
+            sound = state.resync.sound  # first: peers may compare the weight that is changed as soon as it is
             if rank == 1 and step == spoilt:
                 with torch.no_grad():
                     next(net.parameters()).view(-1)[0] += 1.0
-            assert state.resync is not None
-            seen[step] = state_digest(net, optimizer), state.resync.sound
+            seen[step] = state_digest(net, optimizer), sound
             trouble.loss = loss.value
             train(net, optimizer, rank, [step])
         trouble.detach()
