@@ -11,11 +11,12 @@ import pytest
 
 from fault_rows import contributors
 from sim.team import SimTeam, sim_team
-from support import hasty, patient
+from support import gradients, hasty, launch, patient
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective import maps
 from tailbound.transport.agreement import OPEN, Message
+from tailbound.transport.config import Limits
 from tailbound.transport.steps import STEP_MASK
 from tailbound_lab.simulate.fabric import MS, Terms
 
@@ -96,6 +97,23 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
             job.go(20 * MS)
         assert job.placed_by((0, 2))
         right(job, 1)
+
+
+def test_a_rank_that_owns_rows_by_an_old_map_alone_says_that_its_averages_may_differ() -> None:
+    """It had all results of the others, and its own means in place of theirs, and was taken for equal: clock-21."""
+    with sim_team(3, hasty(**GIVEN, safeguard=Limits(skip=None))) as job:
+        right(job, 4)
+        with untold(job, 2):
+            assert job.world.propose((0, 1))
+            while not job.placed_by((0, 1), [0, 1]):
+                right(job, 1)
+            data = gradients("U", 3, NUMEL, seed=0)
+            done = [launch(job[2], data[2], data[2])]
+        while not job.placed_by((0, 1)):
+            job.go(MS)
+        done += [launch(job[rank], data[rank], data[rank]) for rank in (0, 1)]
+        job.go(3000 * MS)
+        assert [(one.result(0).missed, one.result(0).doubtful) for one in done] == [(0, True), (0, False), (0, False)]
 
 
 def test_a_rank_in_step_that_hears_too_late_of_a_map_learns_where_rows_go() -> None:

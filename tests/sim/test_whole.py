@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ import pytest
 import packed
 from sim.team import SimTeam, sim_team
 from support import Trouble, gradients, launch, patient, whole
-from tailbound.codec.owners import Placement
-from tailbound.codec.shape import Shape, shape_for
+from tailbound.codec.shape import shape_for
 from tailbound.collective import contribute
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.communicator import _chunks
@@ -261,18 +261,11 @@ def test_an_op_whose_results_are_still_leaving_lends_its_other_memory_to_the_nex
 
     Rank 0 has done with its results of an op only in the middle of the next one; lost ones are sent again all the same.
     """
-    made: list[int] = []
-
-    class Counted(Buffers):
-        def __init__(self, shape: Shape, placement: Placement, rank: int, ranks: int) -> None:
-            made.append(rank)
-            super().__init__(shape, placement, rank, ranks)
-
-    monkeypatch.setattr(contribute, "Buffers", Counted)
+    monkeypatch.setattr(contribute, "Buffers", made := Mock(wraps=Buffers))
     with sim_team(RANKS, patient(width=64, share_rows=False, quiet=MS)) as job:
         job[0].job.flow.queue.pacer.link.most = 1e6
         job[0].trouble(Trouble(7, loss=0.05, types=frozenset({PacketType.RESULT})))
         for seed in range(8):
             job.right(64 * 64, seed, late={0: 3 * MS, 1: 3 * MS, 2: 3 * MS})
         assert job[0].stats()["counters"]["repair_rows_sent"]
-        assert sorted(made) == [0, 1, 2]
+        assert sorted(call.args[2] for call in made.call_args_list) == [0, 1, 2]

@@ -11,7 +11,7 @@ from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import step_of
-from tailbound.wire.schema import Flag, serial_distance
+from tailbound.wire.schema import Flag
 
 
 class Averages:
@@ -60,7 +60,7 @@ class Averages:
         outcome = op.outcome
         nothing = outcome.skipped or outcome.failed_groups == op.place.layout.shape.groups
         counts = not (op.switched or op.silent or op.overtaken or outcome.void)
-        return nothing and counts and not self._misses_map(_owners(op))
+        return nothing and counts and not self._known.misses_map(_owners(op))
 
     def _in_vain(self, op: Op) -> bool:
         """Whether rows of an empty op were lost where ranks were there: some came, or all are said to have been sent.
@@ -73,11 +73,6 @@ class Averages:
         due = [rank for rank in _owners(op) if rank != known.rank and rank not in gone]
         nothing = op.outcome.missed == op.rows - op.own
         return nothing and known.records.all_published(due, op.label) == due
-
-    def _misses_map(self, owners: Iterable[int]) -> bool:
-        """Whether one of ``owners`` knows of a newer owner map: rows under it are refused here until it is told."""
-        known, own = self._known.records.peer_states["map_known"], self._sequence.newest_map
-        return any(serial_distance(int(known[p]), own) > 0 for p in owners)
 
     def _error(self, op: Op) -> TransportError:
         known = self._known

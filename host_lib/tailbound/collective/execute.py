@@ -64,6 +64,15 @@ def _left_behind(job: Job, op: Op) -> bool:
     return step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
 
 
+def _lies_elsewhere(job: Job, op: Op) -> bool:
+    """Whether others have placed the op by an owner map of which this rank has not heard in time.
+
+    They hold others' means of its own rows then, to which nobody contributed here.
+    """
+    newer = op.place.placement.owner_map != job.sequence.map_at(op.place.step)
+    return bool(op.outcome.missing) and (newer or job.misses_map(job.membership.here))
+
+
 def _suspect(job: Job, op: Op) -> None:
     """Suspects ranks of which nothing came (clock-14), before results leave: these go to others first."""
     tally = op.buffers.tally[Stage.CONTRIBUTIONS]
@@ -143,6 +152,7 @@ def finish(job: Job, op: Op) -> None:
     if _left_behind(job, op):
         outcome.doubtful |= not owns  # an owner has told others by its results
         job.membership.woke(op.place.step)
+    outcome.doubtful |= owns and _lies_elsewhere(job, op)
     outcome.skipped |= op.overtaken and empty
     op.second.phase = Phase.CLOSED
     note(job, op, job.now())

@@ -6,7 +6,7 @@ import ctypes
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,16 @@ from tailbound.transport.steps import Steps
 from tailbound.wire import schema
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OWN_MARKS, ROW_STEP, VOICE, Flag, PacketType
+from tailbound.wire.schema import (
+    HEADER_BYTES,
+    OP_INDEX_BITS,
+    OWN_MARKS,
+    ROW_STEP,
+    VOICE,
+    Flag,
+    PacketType,
+    serial_distance,
+)  # fmt: skip
 from tailbound.wire.tag import NO_KEY
 
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
@@ -200,6 +209,11 @@ class Speaker(Known):
         """Writes D1 (ns) into every header from now on, and for the own ops (clock-6)."""
         self.terms.advertised = deadline
         self.head.deadline = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
+
+    def misses_map(self, ranks: Iterable[int]) -> bool:
+        """Whether one of ``ranks`` knows of a newer owner map: rows under it are refused here until it is told."""
+        known, own = self.records.peer_states["map_known"], self.sequence.newest_map
+        return any(serial_distance(int(known[rank]), own) > 0 for rank in ranks)
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
