@@ -26,16 +26,7 @@ from tailbound.transport.steps import Steps
 from tailbound.wire import schema
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import (
-    HEADER_BYTES,
-    OP_INDEX_BITS,
-    OWN_MARKS,
-    ROW_STEP,
-    VOICE,
-    Flag,
-    PacketType,
-    serial_distance,
-)  # fmt: skip
+from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OWN_MARKS, ROW_STEP, VOICE, Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
@@ -213,7 +204,7 @@ class Speaker(Known):
     def misses_map(self, ranks: Iterable[int]) -> bool:
         """Whether one of ``ranks`` knows of a newer owner map: rows under it are refused here until it is told."""
         known, own = self.records.peer_states["map_known"], self.sequence.newest_map
-        return any(serial_distance(int(known[rank]), own) > 0 for rank in ranks)
+        return any(schema.serial_distance(int(known[rank]), own) > 0 for rank in ranks)
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
