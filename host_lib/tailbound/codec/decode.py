@@ -50,11 +50,11 @@ class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
     seed: np.uint32
-    rounding: np.uint32
     layout: Groups
     codes: int  #: of a row
     code: CodeFormat
     rotate: bool
+    stage: int  #: whose rounding offsets the codes have
 
 
 class _Call(NamedTuple):
@@ -65,8 +65,8 @@ class _Call(NamedTuple):
     form: _Form
 
 
-_call_at = loader(_Call(NO_ENTRIES, NO_RECEIVED, _Form(np.uint32(0), np.uint32(0), NO_GROUPS, 0, FORMATS[8], False)))
-_OP, _SHAPE = struct.Struct("=8q"), struct.Struct("=4q")  # words of one op, and behind them those of all
+_call_at = loader(_Call(NO_ENTRIES, NO_RECEIVED, _Form(np.uint32(0), NO_GROUPS, 0, FORMATS[8], False, 0)))
+_OP, _SHAPE = struct.Struct("=7q"), struct.Struct("=5q")  # words of one op, and behind them those of all
 
 
 def own_source(place: int) -> int:
@@ -81,7 +81,7 @@ def key_of(rounding, row):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _read_as(reading, scale, count, row, form):  # type: ignore[no-untyped-def]
+def _read_as(reading, scale, count, row, form, rounding):  # type: ignore[no-untyped-def]
     """How the codes of ``row`` are read, or, where it has a ``count``, the sums of so many."""
     span = form.code.span
     if count > 0:
@@ -96,7 +96,7 @@ def _read_as(reading, scale, count, row, form):  # type: ignore[no-untyped-def]
     reading[2] = reading[3] = 0
     if scale < 0:
         reading[1] += 32767
-        reading[2] = key_of(form.rounding, row)
+        reading[2] = key_of(rounding, row)
         reading[3] = 0xFFFF
 
 
@@ -158,7 +158,8 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     own_at = np.int64(own.ctypes.data) + HEADER_BYTES
     codes_at = np.int64(memory.codes.ctypes.data)
     summed = counts.shape[0] > 0
-    write_columns(form.rounding, columns[:codes])
+    rounding = rounding_seed(form.seed, form.stage)
+    write_columns(rounding, columns[:codes])
     for g in range(lo, hi):
         received, row = 0, form.layout.rows[g]
         rows = form.layout.rows[g + 1] - row
@@ -182,7 +183,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 else:
                     planes.unpack(own[-at - 2, HEADER_BYTES : HEADER_BYTES + codes // 2], unpacked)
                 addresses[r] = codes_at + r * codes
-            _read_as(readings[r], scale[k], np.int64(counts[k]) if summed else np.int64(0), k, form)
+            _read_as(readings[r], scale[k], np.int64(counts[k]) if summed else np.int64(0), k, form, rounding)
         first, last = form.layout.entries[g], form.layout.entries[g + 1]
         if received == 0:
             failed += 1
@@ -243,7 +244,7 @@ def decode(
     """
     scratch = threads.scratch
     lay(scratch.call, received, shape.results, coding, scratch.width)
-    lay_op(scratch.call, received, shape.results, coding, out, STAGE_RESULT)
+    lay_op(scratch.call, received, shape.results, coding, out)
     failed = threads.run(decode_at, scratch.call_at, shape.groups)
     if failed < 0:
         raise ValueError(
@@ -258,6 +259,7 @@ def lay(
     shape: Shape,
     coding: Coding,
     width: int,
+    stage: int = STAGE_RESULT,
 ) -> None:
     """Writes those of the words that ``decode_at`` is called with that do not change from op to op; see ``decode``.
 
@@ -265,6 +267,7 @@ def lay(
         received: what is received of every op has arrays of these shapes.
         coding: whether groups are rotated.
         width: of rows that its working memory is for.
+        stage: whose rounding offsets the codes have, those of results or of contributions.
 
     Raises:
         ValueError: an array does not fit the shape.
@@ -276,7 +279,7 @@ def lay(
     codes_bytes = shape.codes * (1 + summed)
     if codes_bytes > min(width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
         raise ValueError(f"ring {ring.shape}, {len(source)} sources or a scratch for {width} do not fit {shape}")
-    _SHAPE.pack_into(words, _OP.size, words_at(shape.layout), shape.entries, words_at(shape.code), coding.rotate)
+    _SHAPE.pack_into(words, _OP.size, words_at(shape.layout), shape.entries, words_at(shape.code), coding.rotate, stage)
 
 
 def lay_op(
@@ -285,15 +288,10 @@ def lay_op(
     shape: Shape,
     coding: Coding,
     out: Floats,
-    stage: int,
 ) -> None:
     """Writes those of one op, decoded into ``out`` by the seed of ``coding``; see ``decode``.
-
-    Args:
-        stage: whose rounding offsets the codes have, those of results or of contributions.
 
     Raises:
         ValueError: ``out`` does not fit the shape.
     """
-    values, rounding = entry_words("output", out, shape), rounding_seed(coding.seed, stage)
-    _OP.pack_into(words, 0, *values, words_at(received), coding.seed, rounding)
+    _OP.pack_into(words, 0, *entry_words("output", out, shape), words_at(received), coding.seed)

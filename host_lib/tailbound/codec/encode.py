@@ -18,10 +18,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import halves, hashing, kernels, planes
+from tailbound.codec import halves, kernels, planes
 from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import NO_ENTRIES, Entries, Floats, entry_words
-from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns, write_signs
+from tailbound.codec.hashing import (
+    STAGE_CONTRIBUTION,
+    bits_of,
+    float_of,
+    rounding_seed,
+    row_key,
+    write_columns,
+    write_signs,
+)
 from tailbound.codec.laid import array_words, words_at
 from tailbound.codec.loader import loader
 from tailbound.codec.records import NO_PACKETS, NO_SCALES, Coding, Packets, Scales
@@ -39,7 +47,6 @@ class _Form(NamedTuple):
     """Of an op, for the compiled passes."""
 
     seed: np.uint32
-    rounding: np.uint32
     key: NDArray[np.uint64]  #: of the check or tag
     layout: Groups
     codes: int  #: of a row
@@ -65,10 +72,10 @@ class _Measured(NamedTuple):
     need: NDArray[np.int16]
 
 
-_FORM = _Form(np.uint32(0), np.uint32(0), NO_KEY, NO_GROUPS, 0, FORMATS[8], False, 0)
+_FORM = _Form(np.uint32(0), NO_KEY, NO_GROUPS, 0, FORMATS[8], False, 0)
 _call_at = loader(_Call(NO_ENTRIES, _FORM, NO_PACKETS, NO_SCALES))
 _measured_at = loader(_Measured(NO_ENTRIES, _FORM, NO_SCALES.need))
-_OP, _SHAPE = struct.Struct("=9q"), struct.Struct("=7q")  # of either: words of one op, and behind them those of all
+_OP, _SHAPE = struct.Struct("=8q"), struct.Struct("=7q")  # of either: words of one op, and behind them those of all
 
 
 class Encoded(NamedTuple):
@@ -231,7 +238,7 @@ def _write_planes(values, first, apart, rows, form, factor, packets, row, memory
 
 
 @compiled
-def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no-untyped-def]
+def _finish(x, source, at, g, form, rounding, factor, packets, memory):  # type: ignore[no-untyped-def]
     """Last pass: butterflies between neighbours, codes and check.
 
     With codes in planes the work memory is settled already.
@@ -249,7 +256,7 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
             if form.code.packing == HALVES:
                 targets[i] = np.int64(memory.codes.ctypes.data) + i * codes
-            keys[i] = row_key(form.rounding, k + i)
+            keys[i] = row_key(rounding, k + i)
         values, begin, apart = (work, r * pitch, pitch) if turn else (source, at + r * codes, codes)
         if form.code.packing == PLANES:
             _write_planes(values, begin, apart, step, form, factor, packets, k, memory)
@@ -282,15 +289,15 @@ def _count_beyond(source, at, rows, turn, form, limit, work):  # type: ignore[no
 
 @compiled
 def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untyped-def]
-    clipped = 0
-    write_columns(form.rounding, memory.columns[: form.codes])
+    clipped, rounding = 0, rounding_seed(form.seed, STAGE_CONTRIBUTION)
+    write_columns(rounding, memory.columns[: form.codes])
     for g in range(lo, hi):
         _, rows, _, _, turn = _group(form, g)
         source, at, most = _turn(x, g, form, memory)
         if most >= OVERFLOW_BITS:
             return False, clipped
         scale = scale_for(_needed(most, source, at, g, form), form.cap, scales, g) * (root_of(rows) if turn else 1.0)
-        _finish(x, source, at, g, form, np.float32(form.code.span / scale), packets, memory)
+        _finish(x, source, at, g, form, rounding, np.float32(form.code.span / scale), packets, memory)
         if (form.cap == 0 or form.code.clips) and np.float64(float_of(most)) > scale:
             clipped += _count_beyond(source, at, rows, turn, form, np.float32(scale), memory.work)
     return True, clipped
@@ -423,5 +430,4 @@ def lay_op(words: ctypes.Array[ctypes.c_int64], x: Floats, shape: Shape, coding:
     Raises:
         ValueError: ``x`` does not fit the shape.
     """
-    rounding = hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION)
-    _OP.pack_into(words, 0, *entry_words("bucket", x, shape), coding.seed, rounding, *array_words(coding.key))
+    _OP.pack_into(words, 0, *entry_words("bucket", x, shape), coding.seed, *array_words(coding.key))

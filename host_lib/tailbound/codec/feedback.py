@@ -130,8 +130,8 @@ def write_residual(
         ValueError: an array does not fit the shape.
     """
     scratch = threads.scratch
-    lay(scratch.call, own, shape, coding, scratch.width)
-    lay_op(scratch.call, own, shape, coding, residual, STAGE_CONTRIBUTION)
+    lay(scratch.call, own, shape, coding, scratch.width, STAGE_CONTRIBUTION)
+    lay_op(scratch.call, own, shape, coding, residual)
     left = _left(data, residual, own, scales, shape, coding, scratch.call_at)
     if threads.run(_residual_at, words_at(left), shape.groups) < 0:
         raise ValueError("own codes do not fit the shape")

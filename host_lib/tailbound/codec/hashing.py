@@ -13,7 +13,6 @@ numba promotes ``uint32 * uint32`` to 64 bits, so every step is cast back.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,22 +72,22 @@ def mix(value: int) -> int:
     return value ^ value >> 16
 
 
-@lru_cache(64)
 def seed_of(cookie: int, op: int) -> int:
     """The op's seed, a u32: base of the sign hash, the same on all ranks."""
     return mix(mix(cookie + 0x9E3779B9) + op)
 
 
-@lru_cache(64)
-def rounding_seed(seed: int, stage: int) -> int:
-    """Seed of the rounding offsets in the op with ``seed``, a u32, the same on all ranks; ``stage`` as above."""
-    return mix(mix(seed ^ 0x5BD1E995) + stage)
-
-
+_STAGES = np.uint32(0x5BD1E995)
 _ROW = np.uint32(0x9E3779B1)
 #: Keeps columns and rows apart.
 COLUMN = 0xA511E9B3
 _COLUMN = np.uint32(COLUMN)
+
+
+@compiled
+def rounding_seed(seed: Any, stage: Any) -> Any:
+    """Seed of the rounding offsets in the op with ``seed``, a u32, the same on all ranks; ``stage`` as above."""
+    return fmix(np.uint32(fmix(np.uint32(np.uint32(seed) ^ _STAGES)) + np.uint32(stage)))
 
 
 @compiled

@@ -29,9 +29,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import hashing, kernels, planes
+from tailbound.codec import kernels, planes
 from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
-from tailbound.codec.hashing import row_key, write_lanes
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, row_key, write_lanes
 from tailbound.codec.laid import array_words, words_at
 from tailbound.codec.loader import loader
 from tailbound.codec.records import NO_OWN, NO_RESULTS, NO_RING, Coding, Own, Results, Ring, Sums
@@ -52,8 +52,7 @@ _OWN = np.uint32(0x6F776E)
 class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
-    contributed: np.uint32  #: seed of the rounding offsets of contributions
-    rounding: np.uint32  #: of results
+    seed: np.uint32
     key: NDArray[np.uint64]  #: of the check or tag
     layout: Groups
     codes: int  #: bytes of a row of contributions
@@ -77,11 +76,11 @@ class _Call(NamedTuple):
 _call_at = loader(
     _Call(
         Sums(NO_RING, 0, 0, 0), NO_OWN, NO_RESULTS,
-        _Form(np.uint32(0), np.uint32(0), NO_KEY, NO_GROUPS, 0, 0, FORMATS[8], Weights(1, 0), 0, False),
+        _Form(np.uint32(0), NO_KEY, NO_GROUPS, 0, 0, FORMATS[8], Weights(1, 0), 0, False),
         np.zeros(1, np.int64)
     )
 )  # fmt: skip
-_OP, _SHAPE = struct.Struct("=10q"), struct.Struct("=10q")  # words of one op, and behind them those of all
+_OP, _SHAPE = struct.Struct("=9q"), struct.Struct("=10q")  # words of one op, and behind them those of all
 
 
 class Means(NamedTuple):
@@ -127,10 +126,11 @@ def _zeros(counts, most, entries):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _rounded(row, total, empty, k, zeros, form, memory, target):  # type: ignore[no-untyped-def]
+def _rounded(row, total, empty, keys, zeros, form, memory, target):  # type: ignore[no-untyped-def]
     """Codes a row of sums of 8 or 4 bits; returns its largest one in units of 2^-16, and whether offsets are left.
 
-    ``zeros``: the most in one of ``memory.lanes``, ``empty`` columns among them.
+    ``keys``: the row's parts in the offsets of contributions and of results. ``zeros``: the most in one of
+    ``memory.lanes``, ``empty`` columns among them.
     """
     entries, units = np.int64(form.entries), np.int64(total.units)
     there = entries - empty
@@ -139,15 +139,14 @@ def _rounded(row, total, empty, k, zeros, form, memory, target):  # type: ignore
     of_even, of_odd = form.subtract and 4 * odd <= there, form.subtract and 4 * even <= there
     for lane in range(LANES):
         memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0
-    key = np.int64(row_key(form.contributed, k))
-    about = key, units, units * form.code.zero << 9, units << 8
+    about = np.int64(keys[0]), units, units * form.code.zero << 9, units << 8
     most = np.int64(kernels.take_off(row, about, memory.columns, memory.lanes, entries, memory.exact))
     factor = np.float32(SPAN / np.float64(most)) if most > 0 else np.float32(0.0)
     if most == 0:
         target[:] = np.uint8(ZERO)
     else:
-        at, rounding = np.int64(target.ctypes.data), row_key(form.rounding, k)
-        kernels.requantise(memory.exact, factor, np.float32(SPAN), rounding, memory.columns_out, entries, at)
+        at = np.int64(target.ctypes.data)
+        kernels.requantise(memory.exact, factor, np.float32(SPAN), keys[1], memory.columns_out, entries, at)
     return most, form.subtract and 2 * (even + odd) <= there
 
 
@@ -159,8 +158,9 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
     rows = kernel = own_only = missing = 0
     contributions = np.int64(0)
     entries = form.entries
-    write_lanes(form.contributed, memory.columns[:entries])
-    write_lanes(form.rounding, memory.columns_out[:entries])
+    contributed, rounding = rounding_seed(form.seed, STAGE_CONTRIBUTION), rounding_seed(form.seed, STAGE_RESULT)
+    write_lanes(contributed, memory.columns[:entries])
+    write_lanes(rounding, memory.columns_out[:entries])
     sums_at = np.int64(sums.ring.rows.ctypes.data)
     own_at = np.int64(own.packets.ctypes.data) + HEADER_BYTES
     for i in range(lo, hi):
@@ -177,7 +177,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         if own.present:
             e, weight = scales.exponents[g], scales.weights[g]
             if peers:
-                bits = row_key(form.contributed ^ _OWN, k)
+                bits = row_key(contributed ^ _OWN, k)
                 total, added = join(total, e, weight, form.weights, form.down_most, bits)
             else:
                 total, added = begin(e, weight, form.weights)
@@ -210,11 +210,12 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
             zeros = kernels.gather_ring(sum_at, code_at, how, zero, lanes, row, memory.lanes)
         unit, left = 1.0, False
         if packing == PLANES:
-            key = row_key(form.rounding, k)
+            key = row_key(rounding, k)
             most = np.int64(planes.requantise16(row, total, entries, key, memory.columns_out, target))
         else:
             empty = empty_columns(form.layout, g, entries)
-            most, left = _rounded(row, total, empty, k, zeros, form, memory, target)
+            keys = row_key(contributed, k), row_key(rounding, k)
+            most, left = _rounded(row, total, empty, keys, zeros, form, memory, target)
             unit = 2.0**-16
         scale = np.float32(np.float64(most) * (scale_of(total.exponent) / span) / np.float64(n) * unit)
         out.scale[i] = -scale if left and most > 0 else scale
@@ -309,11 +310,8 @@ def lay(
 
 def lay_op(words: ctypes.Array[ctypes.c_int64], sums: Sums, own: Own, coding: Coding, out: Results) -> None:
     """Writes those of one op, coded by the seed and key of ``coding``; see ``mean_rows``."""
-    _OP.pack_into(
-        words, 0, words_at(sums.ring), *sums[1:], words_at(own), words_at(out),
-        hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION),
-        hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT), *array_words(coding.key)
-    )  # fmt: skip
+    made = words_at(sums.ring), *sums[1:], words_at(own), words_at(out)
+    _OP.pack_into(words, 0, *made, coding.seed, *array_words(coding.key))
 
 
 def mean_entry() -> int:

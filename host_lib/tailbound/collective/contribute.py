@@ -12,7 +12,7 @@ import numpy as np
 
 from tailbound.codec import decode, encode, mean
 from tailbound.codec.feedback import read_back
-from tailbound.codec.hashing import STAGE_RESULT, seed_of
+from tailbound.codec.hashing import seed_of
 from tailbound.codec.owners import Placement
 from tailbound.codec.records import NO_COUNTS, Coding, Received, Sums
 from tailbound.codec.scale import agreed
@@ -171,7 +171,7 @@ def lay_decoding(job: Job, op: Op) -> None:
     if launch.coder is not HOST:
         return
     rows = received(job, b, switched=op.switched)
-    decode.lay_op(b.decoding, rows, shape.results, coding_of(job, op), launch.out, STAGE_RESULT)
+    decode.lay_op(b.decoding, rows, shape.results, coding_of(job, op), launch.out)
     op.decode = b.decodes.again()
 
 
