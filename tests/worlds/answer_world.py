@@ -41,7 +41,7 @@ class Answers(OpWorld):
 
     def keep(self, label: int, rows: int, lacking: tuple[int, ...] = ()) -> None:
         """``rows`` results of an op, but for some without a contributor."""
-        kept = Given(rows, STRIDE - HEADER_BYTES)
+        kept = Given(rows, STRIDE - HEADER_BYTES, [])
         kept.made.usable[:] = 1
         kept.made.usable[list(lacking)] = 0
         named(kept.made.packets, label, np.arange(rows))

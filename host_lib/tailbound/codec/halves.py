@@ -14,6 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from tailbound.codec.laid import array_words
 from tailbound.codec.shape import Shape
 from tailbound.codec.simd import LANES, VF32, VI16, VI32, Emit
 from tailbound.wire.jit import compiled
@@ -60,7 +61,7 @@ def entry_words(name: str, values: Floats, shape: Shape) -> tuple[int, ...]:
             f"{name} {dtype}{values.shape} is not a contiguous float32 array of {shape.numel} entries, nor one "
             "of float16 or, for bfloat16, uint16"
         )
-    at, count = values.ctypes.data, len(values)
+    at, count = array_words(values)
     if dtype == FLOAT32:
         return at, count, 0, 0, _WHOLE
     return 0, 0, at, count, _BFLOAT16 if dtype == BFLOAT16 else _FLOAT16

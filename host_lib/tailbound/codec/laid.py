@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.kernel.core import address
+
 Record = TypeVar("Record")
 #: What places of rows are, of either sign.
 _INDICES = {np.dtype(np.int32), np.dtype(np.uint32)}
@@ -50,9 +52,7 @@ def array_words(array: NDArray[Any]) -> tuple[int, ...]:
     Raises:
         ValueError: it has gaps.
     """
-    if not array.flags.c_contiguous:
-        raise ValueError(f"an array {array.shape} has gaps: passes walk through it without strides")
-    return array.ctypes.data, *array.shape
+    return address(array), *array.shape
 
 
 def _alike(array: NDArray[Any], known: NDArray[Any]) -> bool:

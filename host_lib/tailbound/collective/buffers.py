@@ -71,7 +71,9 @@ class Buffers:
         self._own_at = address(self.own_rows)
         #: the own rows, without the own contributions and with them
         self.mine = tuple(Own(self.own_rows, self.rows_for[rank], present, self.scales) for present in (False, True))
-        self.take(Given(own, shape.results.codes))
+        #: memory for results that is free
+        self.spare: list[Given] = []
+        self.given = self._new_given(own, shape.results.codes)
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
@@ -98,14 +100,18 @@ class Buffers:
     def received(self, ring: NDArray[np.uint8], counts: NDArray[np.uint16]) -> Received:
         """The results of the op, where they lie: others' in ``ring``; ``counts`` as of ``Received``."""
         given = self.given
-        if given.received is None or given.received.source is not self.source:
-            given.received = Received(ring, given.made.packets, self.source, self.row_scale, counts)
+        given.received = given.received or Received(ring, given.made.packets, self.source, self.row_scale, counts)
         return given.received
 
-    def take(self, given: Given) -> None:
-        """Results go there from now on."""
-        self.given = given
+    def change(self) -> None:
+        """Results go to other memory from now on: what was given stays."""
+        given = self.given
+        self.given = self.spare.pop() if self.spare else self._new_given(given.rows, given.stride - HEADER_BYTES)
+
+    def _new_given(self, rows: int, codes: int) -> Given:
+        given = Given(rows, codes, self.spare)
         given.stamp.places = self._own_at
+        return given
 
 
 class Given(record_of(GIVEN)):  # type: ignore[misc]
@@ -114,18 +120,20 @@ class Given(record_of(GIVEN)):  # type: ignore[misc]
     Args:
         rows: how many.
         codes: bytes of each.
+        home: it goes there when it is too old to be asked for.
 
     Attributes:
         made: the results.
         stamp: of their headers.
         place: of the op, once they were handed out.
-        received: of the op with which they were read last.
+        received: of an op whose own results they are.
     """
 
     place: Place
     received: Received | None = None
 
-    def __init__(self, rows: int, codes: int) -> None:
+    def __init__(self, rows: int, codes: int, home: list[Given]) -> None:
+        self.home = home
         self.made = made = results(rows, codes)
         self.stamp = Stamp(made.packets, made.partials, scales=made.scale, counts=made.contributors)
         super().__init__(
@@ -154,7 +162,6 @@ class BufferPool:
     def __init__(self, make: Callable[[Shape, Placement], Buffers], terms: Terms, ring: int) -> None:
         self._make, self._terms, self._ring = make, terms, ring
         self._free: defaultdict[tuple[Shape, tuple[int, ...]], list[Buffers]] = defaultdict(list)
-        self._free_results: defaultdict[tuple[int, ...], list[Given]] = defaultdict(list)
         self._used: dict[tuple[Shape, tuple[int, ...]], int] = {}  # the last step with an op of it
         self._step = 0
         self._kept: deque[Given] = deque()  # results of ops that are over, the oldest first
@@ -189,9 +196,8 @@ class BufferPool:
                 break
             old = self._kept.popleft()
             self._kept[0].after = 0  # the newest is never too old
-            self._free_results[old.rows, old.stride].append(old)
-        free = self._free_results[given.rows, given.stride]
-        buffers.take(free.pop() if free else Given(given.rows, place.layout.shape.results.codes))
+            old.home.append(old)
+        buffers.change()
 
     def _forget_unused(self) -> None:
         """Lets go of what is free and of a shape that the last steps did not have."""
@@ -199,4 +205,3 @@ class BufferPool:
         if unused := self._free.keys() - self._used.keys():
             for key in unused:
                 del self._free[key]
-            self._free_results.clear()

@@ -69,8 +69,10 @@ def _lies_elsewhere(job: Job, op: Op) -> bool:
 
     They hold others' means of its own rows then, to which nobody contributed here.
     """
+    if not op.outcome.missing:  # as a rule
+        return False
     newer = op.place.placement.owner_map != job.sequence.map_at(op.place.step)
-    return bool(op.outcome.missing) and (newer or job.misses_map(job.membership.here))
+    return newer or job.misses_map(job.membership.here)
 
 
 def _suspect(job: Job, op: Op) -> None:
@@ -81,7 +83,7 @@ def _suspect(job: Job, op: Op) -> None:
     absent = ranks_of(tally.absent)
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
-    suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
+    suspect(job, op, absent, (job.membership.contribution,), "sent no contribution for", "no longer waiting for it")
     job.publish_live()
 
 

@@ -45,4 +45,4 @@ def _suspect(job: Job, op: Op, absent: set[int]) -> None:
     left_out = without.difference(placement.owner_map.owners)
     without -= {*job.records.all_contributed(left_out, op.label)} - job.membership.contribution.suspects
     then = "its rows count as zero until others own them"
-    suspect(job, op, absent, ("results",), "published no result for", then, without)
+    suspect(job, op, absent, (job.membership.result,), "published no result for", then, without)

@@ -71,7 +71,8 @@ def _suspect(job: Job, op: Op, most: int) -> None:
     due = {*job.membership.here} - heard if most < job.ranks else set()
     absent = due - {*job.records.all_contributed(due, op.label)}
     op.outcome.missing |= absent
-    suspect(job, op, absent, ("contributions", "results"), "taken no part in", "no longer waiting for it")
+    halves = job.membership.contribution, job.membership.result
+    suspect(job, op, absent, halves, "taken no part in", "no longer waiting for it")
     job.publish_live()
 
 

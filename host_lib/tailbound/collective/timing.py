@@ -66,28 +66,35 @@ def cut_off(job: Speaker, op: Op, half: Half, elapsed: int, flows: Iterable[tupl
 
 
 def suspect(
-    job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str, idle: Collection[int] = ()
+    job: Speaker,
+    op: Op,
+    absent: set[int],
+    halves: tuple[Suspicion, ...],
+    what: str,
+    then: str,
+    idle: Collection[int] = (),
 ) -> None:
     """Counts ranks of which nothing came in an op, and tells of those who become suspect by that (clock-14).
 
     Args:
-        stages: what was missed, "contributions", "results" or both.
+        halves: of membership, in which they are absent.
         what: they have not done.
         then: what follows.
         idle: ranks that had nothing to bring to it.
     """
     membership, new = job.membership, set[int]()
-    halves = {"contributions": membership.contribution, "results": membership.result}
-    if job.in_step and not op.overtaken and membership.blames(op.place.step, op.admitted):
-        for one in stages:
-            new |= halves[one].absent(absent, op.label, idle)
+    counting = [half for half in halves if absent or half.counting]  # none, as a rule
+    if counting and job.in_step and not op.overtaken and membership.blames(op.place.step, op.admitted):
+        for half in counting:
+            new |= half.absent(absent, op.label, idle)
+    stage = "results" if halves[0] is membership.result else "contributions"
     for rank in sorted(new & membership.suspects):
         if (named := job.records.newest(rank)) is not None:  # else it counts as dead until the next turn
             membership.heard(rank, step_of(named))
         job.events.emit(
             "suspect",
             f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}. {WHO_WAITS}",
-            suspect=rank, stage=stages[0], op=op.name,
+            suspect=rank, stage=stage, op=op.name,
         )  # fmt: skip
 
 
