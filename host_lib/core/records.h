@@ -150,9 +150,7 @@ struct tb_sending {
 	__s64 now; /* of the pump */
 	__s64 again; /* when to pump again; 0: nothing waits, or for a writable socket */
 	__u64 peers[4]; /* bitmap of all ranks that are sent to */
-	__u64 terms; /* struct tb_terms; 0: nothing is known of ranks, and none is probed */
-	__u64 head; /* a header with all that probes have in common */
-	__u64 key; /* of the present epoch; 0: packets carry the check */
+	__u64 voice; /* struct tb_voice; 0: nothing is known of ranks, and none is probed or told */
 	__u64 probes; /* that have left */
 	__u64 echoes; /* that have come */
 	__u64 marked; /* own packets that came with CE, by all echoes */
@@ -161,8 +159,6 @@ struct tb_sending {
 	__u64 full; /* bitmap of sockets that had no room */
 	__u64 blocked; /* bitmap of sockets that are not tried again in this pump */
 	__u64 waits; /* times a socket or a device queue was full */
-	__u64 marks; /* struct tb_own_marks; 0: none */
-	__u64 voice; /* struct tb_voice, by which peers hear of rows that leave for a switch; 0: they do not */
 	__u64 sleep; /* struct tb_sleep of the thread that pumps; 0: none */
 	__u64 contributions; /* packets of contributions that have left */
 	__u64 results; /* packets of results that have left */
@@ -188,7 +184,7 @@ struct tb_sending {
 	__u32 ways; /* how often a round trip waits in own queues */
 	__u32 ranks; /* destinations below it are ranks, others shared channels */
 };
-_Static_assert(sizeof(struct tb_sending) == 1912, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1880, "tb_sending");
 
 /* What the library says of rows that others have requested (`core/answers.c`). */
 struct tb_asking {

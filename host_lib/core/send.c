@@ -99,6 +99,21 @@ struct tb_line {
 	__u64 probes[TB_MESSAGES][TB_PROBE / 8];
 };
 
+/* Terms of the rank, and its marks; 0: there are none. */
+static const struct tb_terms *tb_terms_of(const struct tb_line *l)
+{
+	const struct tb_voice *v = (const struct tb_voice *)l->s->voice;
+
+	return v ? (const struct tb_terms *)v->terms : NULL;
+}
+
+static struct tb_own_marks *tb_marks_of(const struct tb_line *l)
+{
+	const struct tb_voice *v = (const struct tb_voice *)l->s->voice;
+
+	return v ? (struct tb_own_marks *)v->marks : NULL;
+}
+
 /* The oldest word has left, or will not. */
 static void tb_forget_word(struct tb_line *l)
 {
@@ -424,8 +439,8 @@ int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32
 /* The results of an op have left: the mark is the newest before which nothing is outstanding. */
 void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
 {
-	const struct tb_terms *t = (const struct tb_terms *)l->s->terms;
-	struct tb_own_marks *m = (struct tb_own_marks *)l->s->marks;
+	const struct tb_terms *t = tb_terms_of(l);
+	struct tb_own_marks *m = tb_marks_of(l);
 	const struct tb_own_op *p = t ? (const struct tb_own_op *)t->first : NULL;
 
 	tb_half_of(o, 0)->phase = TB_PHASE_DONE;
@@ -440,7 +455,7 @@ void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
 /* The own rows of an op have left, or will not; the op may be over. */
 static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 {
-	struct tb_own_marks *m = (struct tb_own_marks *)l->s->marks;
+	struct tb_own_marks *m = tb_marks_of(l);
 	struct tb_own_op *o = item->op;
 
 	if (m && tb_distance(item->label, m->contributed) > 0)
@@ -450,7 +465,7 @@ static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 	o->left = 1;
 	o->sent_at = l->s->now;
 	o->stirred |= o->switched || tb_half_of(o, 1)->phase != TB_PHASE_OPEN;
-	if (o->switched && item->count && l->s->voice)
+	if (o->switched && item->count)
 		tb_say_left((struct tb_voice *)l->s->voice, o);
 }
 
@@ -485,7 +500,7 @@ static __u64 tb_drop_item(struct tb_line *l, struct tb_item *item)
 /* An owner that has published an op takes no rows for it any more, and a rank that has left takes no results. */
 static int tb_takes(const struct tb_line *l, const struct tb_item *item, __u32 rank)
 {
-	const struct tb_terms *t = (const void *)l->s->terms;
+	const struct tb_terms *t = tb_terms_of(l);
 	const struct tb_peer_state *state;
 
 	if (!t || rank >= t->ranks || item->queue == TB_AGAIN)
@@ -598,13 +613,6 @@ static int tb_fill_words(struct tb_line *l)
 
 /* -- probes ----------------------------------------------------------------------------------------------------- */
 
-static const struct tb_peer_state *tb_states(const struct tb_line *l)
-{
-	const struct tb_terms *t = (const void *)l->s->terms;
-
-	return t ? (const void *)t->states : 0;
-}
-
 /*
  * One probe per rank is on the way at a time: it measures the queue behind the rates so far. Who turns it round stores how
  * long it took, and what share of our packets came there with CE.
@@ -614,7 +622,7 @@ static void tb_want_probe(struct tb_line *l, __u32 rank)
 	const struct tb_path *p = &l->paths[rank];
 	struct tb_sending *s = l->s;
 
-	if (!s->terms || tb_in(l->due, rank))
+	if (!s->voice || tb_in(l->due, rank))
 		return;
 	if (p->sent && p->bytes < TB_EVERY && !p->limited)
 		return;
@@ -641,7 +649,7 @@ static int tb_fill_probes(struct tb_line *l)
 			continue;
 		head = (void *)l->probes[n];
 		memset(head, 0, TB_PROBE);
-		memcpy(head, (const void *)s->head, TB_HEADER_BYTES);
+		*head = tb_begin_word((const struct tb_voice *)s->voice, TB_TYPE_PROBE, 0, 0);
 		head->owner = r;
 		tb_fill_single(l, n++, r, head, TB_PROBE);
 	}
@@ -653,7 +661,8 @@ static int tb_fill_probes(struct tb_line *l)
 /* After TB_SEND_PROBE, just before the call: the time travels in the packet. */
 TB_EXPORT void tb_time_probes(struct tb_line *l, __s64 now)
 {
-	const struct tb_peer_state *states = tb_states(l);
+	const struct tb_peer_state *states = (const void *)tb_terms_of(l)->states;
+	const struct tb_voice *v = (const struct tb_voice *)l->s->voice;
 	struct tb_header *head;
 	__u32 i;
 
@@ -661,7 +670,7 @@ TB_EXPORT void tb_time_probes(struct tb_line *l, __s64 now)
 	for (i = 0; i < l->s->count; i++) {
 		head = (void *)l->probes[i];
 		*(__be64 *)(head + 1) = tb_be64(now);
-		tb_prove_packet(head, head + 1, TB_ROW_STEP, (const void *)l->s->key);
+		tb_prove_packet(head, head + 1, TB_ROW_STEP, (const void *)v->key);
 		l->paths[head->owner].before = TB_READ_ONCE(states[head->owner].rtt_ns);
 	}
 }
@@ -735,15 +744,17 @@ static void tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
 /* Echoes since the last look. */
 static void tb_collect(struct tb_line *l)
 {
-	const struct tb_peer_state *states = tb_states(l);
+	const struct tb_terms *t = tb_terms_of(l);
+	const struct tb_peer_state *states;
 	struct tb_sending *s = l->s;
 	__u32 r, w, told, marks, live;
 	__u64 bits;
 	__s64 rtt;
 
-	if (!s->terms)
+	if (!t)
 		return;
-	live = tb_count(tb_set_of(((const struct tb_terms *)s->terms)->live));
+	states = (const struct tb_peer_state *)t->states;
+	live = tb_count(tb_set_of(t->live));
 	l->link->peers = live ? live : l->link->peers;
 	TB_EACH_RANK(r, s->peers)
 	{

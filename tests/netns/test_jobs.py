@@ -104,7 +104,7 @@ def test_marks_of_a_shallow_queue_come_back_and_slow_senders(tailbound_lab: Make
         assert classes == {11 << 2 | 2}  # DSCP, and ECT(0)
         for seed in range(300):  # until two senders have met at a port: patience, and no bound
             job.allreduce(gradients("U", 3, 1 << 19, seed=seed))
-            seen = [member.job.flow.snapshot() for member in job]
+            seen = [member.stats()["traffic"] for member in job.communicators]
             if all(any(of[name] for of in seen) for name in ("marked", "marked_there", "slowed")):
                 break
         else:

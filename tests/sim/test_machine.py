@@ -47,8 +47,8 @@ def test_losses_are_repaired_within_the_bound(terms: Terms, seed: int) -> None:
     with World(4, seed, terms, steps=40, paced=3e6 * (terms is UNIFORM)) as world:
         world.run()
     assert world.fabric.dropped["loss"] > 0
-    assert not any(node.engine.job.flow.queue.said.stale for node in world.nodes), "last rows leave twice, or once"
-    assert any(node.engine.job.flow.queue.said.waits for node in world.nodes) == (terms is NARROW)
+    assert not any(node.engine.job.queue.said.stale for node in world.nodes), "last rows leave twice, or once"
+    assert any(node.engine.job.queue.said.waits for node in world.nodes) == (terms is NARROW)
     assert world.counts["compared"] > 0.8 * 4 * 80
     assert world.share >= 0.985
     assert world.times()[-1] < 1000  # no rank waits for what will not come

@@ -263,7 +263,7 @@ def test_an_op_whose_results_are_still_leaving_lends_its_other_memory_to_the_nex
     """
     monkeypatch.setattr(contribute, "Buffers", made := Mock(wraps=Buffers))
     with sim_team(RANKS, patient(width=64, share_rows=False, quiet=MS)) as job:
-        job[0].job.flow.queue.pacer.link.most = 1e6
+        job[0].job.queue.pacer.link.most = 1e6
         job[0].trouble(Trouble(7, loss=0.05, types=frozenset({PacketType.RESULT})))
         for seed in range(8):
             job.right(64 * 64, seed, late={0: 3 * MS, 1: 3 * MS, 2: 3 * MS})

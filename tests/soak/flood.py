@@ -64,7 +64,7 @@ class Stranger:
         words = (0xB7, 1, index), (0xB7, 2, 0), (0x85, 0, _REDIRECT), (0x95, 0, 0)
         go = b"".join(struct.pack("=BBhi", code, register, 0, value) for code, register, value in words)
         self.program = syscalls.prog_load(go, name="tb_stranger")
-        queue = job[1].job.flow.queue
+        queue = job[1].job.queue
         submit = queue.submit
 
         def seen(label: int, kind: PacketType, runs: Any, *rest: Any, **named: Any) -> Any:

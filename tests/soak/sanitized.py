@@ -142,8 +142,8 @@ def _sends(rng: random.Random, count: int) -> None:
     with UdpSocket() as one, UdpSocket() as other:
         channel = Shared("fanout", other, (ADDRESS, 7), (2, 3, 1))
         pacer = Pacer((1, 2, 3), gap=rng.choice((0, 1000)), most=rng.choice((0.0, 1e6)))
-        told = Told(rng.choice(("kernel", "thread")))
-        line = Line([one], pacer, channel, peers=told.peers)
+        told = Told()
+        line = Line([one], pacer, channel, voice=told.voice, ways=rng.choice((1, 2)))
         for now in range(count):
             told.states["rtt_ns"], told.states["told"] = rng.randrange(2000), rng.getrandbits(32)
             told.published(now, rng.randrange(4))

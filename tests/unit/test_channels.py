@@ -40,7 +40,7 @@ def job(bound: UdpSocket) -> Any:
         events=Mock(),
     )  # fmt: skip
     made.beyond = partial(Speaker.beyond, made)
-    made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))
+    made.channels = Channels(made, SimpleNamespace(name="xdp"))
     made.channels.usable = tuple(sender.share(Shared(name, bound, (ADDRESS, 9))) for name in ("fanout", "multicast"))
     made.channels.follow()
     return made
@@ -67,7 +67,7 @@ def test_without_a_channel_that_helps_every_peer_gets_its_own(
     monkeypatch.setattr(Fanout, "open", refuse)
     job.sender.shared.clear()
     vars(job).update(changed, config=SimpleNamespace(result=wanted))
-    channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))
+    channels = Channels(job, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))
     job.sender.peers[3] = ADDRESS, last
     channels.open(alone=alone)
     assert channels.result == "peers"
@@ -144,7 +144,7 @@ def test_a_group_that_is_not_delivered_leaves_fan_out(job: Any) -> None:
 
 def test_a_member_of_the_jobs_group_sends_to_others_alone(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job.cookie, job.store.control = 9, {}
-    channels = Channels(job, job.queue, SimpleNamespace(name="xdp", endpoint=(ADDRESS, 9)))
+    channels = Channels(job, SimpleNamespace(name="xdp", endpoint=(ADDRESS, 9)))
     with contextlib.ExitStack() as opened:
         made = channels._open_multicast(opened)
         assert made.target == ("239.192.0.9", 9)

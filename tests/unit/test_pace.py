@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import time
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from packed import parse
-from queue_world import ADDRESS, COOKIE, MS, STRIDE, Line, Told
-from tailbound.collective.flow_control import FlowControl
-from tailbound.collective.speaker import Marks, Voice
+from queue_world import COOKIE, MS, STRIDE, Line, Told
 from tailbound.kernel.core import core
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
-from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import DTYPES
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import HEADER_BYTES, PacketType
 
@@ -182,26 +174,14 @@ def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound
         assert pacer.link.leaves == now + bound.room() * 20
 
 
-def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
-    """Of rank 0 of three, whose peers are both there."""
-    states = np.zeros(4, DTYPES["tb_peer_state"])
-    datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
-    job: Any = SimpleNamespace(
-        sender=Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), cookie=1, rank=0, now=time.monotonic_ns,
-        keys=None, membership=SimpleNamespace(live=[1, 2]), terms=Told().terms, marks=Marks(), voice=Voice(),
-    )  # fmt: skip
-    return FlowControl(job, datapath, link, **more)
-
-
 def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
     """Every burst was one packet then. A user's word is taken."""
-    for link, more, packets, most in ((1.25e6, {}, 44, 0), (1.25e7, {}, 4, 0), (1.25e6, {"given": True}, 1, 1.25e6)):
-        flow = traffic(bound, link, **more)
-        assert (flow.queue.pacer.largest(1472), flow.queue.pacer.link.most) == (packets, most)
-        assert flow.snapshot()["pace"] == link
-        flow.queue.pacer.link.drained = 1e6
-        assert flow.snapshot()["pace"] == 1e6
-    assert traffic(bound, 0.0).snapshot()["pace"] == 1.25e8
+    for link, most, packets, pace in ((1.25e6, 0, 44, 1.25e6), (1.25e7, 0, 4, 1.25e7), (1.25e6, 1.25e6, 1, 1.25e6)):
+        line = Line([bound], Pacer([1, 2, 3], speed=link, most=most)).queue
+        assert (line.pacer.largest(1472), core().fast.tb_pace(line.line)) == (packets, pace)
+        line.pacer.link.drained = 1e6
+        assert core().fast.tb_pace(line.line) == 1e6
+    assert core().fast.tb_pace(Line([bound]).queue.line) == 1.25e8
 
 
 def test_what_leaves_while_sockets_are_full_is_measured(bound: UdpSocket) -> None:
@@ -240,10 +220,10 @@ EVERY, WHOLE, LOST = 192 << 10, (192 << 10) // STRIDE, 100 * MS
 class Probed:
     """A line over a link without end, and what the peers of its probes tell its rank."""
 
-    def __init__(self, sock: UdpSocket, by: Any = "kernel", keys: KeyRing | None = None) -> None:
-        self.now, told, pacer = 0, Told(by, keys), Pacer((1, 2, 3), speed=1e15)
+    def __init__(self, sock: UdpSocket, ways: int = 1, keys: KeyRing | None = None) -> None:
+        self.now, told, pacer = 0, Told(keys), Pacer((1, 2, 3), speed=1e15)
         self.told, self.states = told, told.states
-        self.line = Line([sock], pacer, clock=lambda: self.now + 1, peers=told.peers)
+        self.line = Line([sock], pacer, clock=lambda: self.now + 1, voice=told.voice, ways=ways)
         self.path, self.link, self.probes = pacer.paths[1], pacer.link, self.line.kernel.probes
 
     def burst(self, now: int, packets: int) -> bool:
@@ -265,10 +245,10 @@ def probed(bound: UdpSocket) -> Probed:
     return Probed(bound)
 
 
-@pytest.mark.parametrize(("by", "ways"), [("kernel", 1), ("thread", 2)])
-def test_the_wait_in_own_queues_is_no_part_of_a_round_trip_and_no_loss(bound: UdpSocket, by: Any, ways: int) -> None:
+@pytest.mark.parametrize("ways", [1, 2])
+def test_the_wait_in_own_queues_is_no_part_of_a_round_trip_and_no_loss(bound: UdpSocket, ways: int) -> None:
     """A thread's echo waits behind its own rank's rows, as the probe did here: twice."""
-    probed = Probed(bound, by)
+    probed = Probed(bound, ways)
     for start, rtt, found in ((0, 30 * MS, 30 * MS - ways * 9 * MS), (100 * MS, 5 * MS, 1)):
         probed.link.leaves = start + 9 * MS + 1
         assert probed.burst(start, WHOLE)

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_world import ADDRESS, LATER, MS, PROBE, STRIDE, Line, Told, memory
-from tailbound.collective.speaker import Marks
 from tailbound.errors import ConfigError
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import FULL, Sender, Shared, Target
@@ -94,7 +93,7 @@ def test_who_goes_first(line: Line) -> None:
 def test_stale_rows_are_dropped_and_counted(bound: UdpSocket) -> None:
     """Rule: clock-17."""
     told = Told()
-    line = Line([bound], peers=told.peers)
+    line = Line([bound], voice=told.voice)
     line.submit(6, C, (1, 3), until=100)
     told.published(8, 1, 2)
     told.gone(3)
@@ -114,7 +113,7 @@ def test_marks_of_another_job_or_a_switch_make_no_row_stale(bound: UdpSocket) ->
     told = Told(ranks=3)
     told.published(9, 1, 3)
     told.states["cookie"][1] -= 1
-    line = Line([bound], peers=told.peers)
+    line = Line([bound], voice=told.voice)
     line.kernel.always = errno.EAGAIN
     line.submit(8, C, (1, 5), (2, 6), (3, 7))
     line.go()
@@ -130,17 +129,18 @@ def test_cancelled_memory_is_never_read_again(line: Line) -> None:
     assert line.taken == [(1, 4)]
 
 
-def test_the_own_mark_rises_in_order_and_past_what_was_cancelled(line: Line) -> None:
+def test_the_own_mark_rises_in_order_and_past_what_was_cancelled(bound: UdpSocket) -> None:
     """The last op is over before its rows have left, and none will."""
-    marks, ops = Marks(contributed=6, published=6), [record_of(OWN_OP)(label=label) for label in (7, 8, 9)]
+    told, ops = Told(), [record_of(OWN_OP)(label=label) for label in (7, 8, 9)]
+    line, told.marks.contributed, told.marks.published = Line([bound], voice=told.voice), 6, 6
     halves, rows = [record_of(HALF)() for _ in range(2)], memory(3)
-    line.queue.said.marks, line.kernel.always = ctypes.addressof(marks), errno.EAGAIN
+    line.kernel.always = errno.EAGAIN
     for op in ops:
         op.halves[:] = [*map(ctypes.addressof, halves)]
         line.queue.submit(op.label, C, [(1, rows)], LATER, 0, ctypes.addressof(op))
-    assert (line.queue.cancel(9), marks.contributed) == (3, 6)
+    assert (line.queue.cancel(9), told.marks.contributed) == (3, 6)
     line.go()
-    assert ([op.left for op in ops], marks.contributed, line.queue.said.contributions) == ([1, 1, 0], 9, 6)
+    assert ([op.left for op in ops], told.marks.contributed, line.queue.said.contributions) == ([1, 1, 0], 9, 6)
     assert line.queue.empty
 
 
@@ -301,7 +301,7 @@ def test_clones_take_their_part_of_the_link(bound: UdpSocket, shared: Shared, lo
 
 def test_what_is_refused_or_stale_is_lost_for_everybody(bound: UdpSocket, shared: Shared) -> None:
     told = Told()
-    fanned = Line([bound], shared=shared, peers=told.peers)
+    fanned = Line([bound], shared=shared, voice=told.voice)
     fanned.kernel.always = errno.EAGAIN
     fanned.submit(7, R, (ALL, 3), until=100)
     fanned.submit(8, R, (ALL, 4))
@@ -320,7 +320,7 @@ def test_what_is_refused_or_stale_is_lost_for_everybody(bound: UdpSocket, shared
 
 
 def test_probes_follow_for_every_rank_and_know_what_they_wait_behind(bound: UdpSocket, shared: Shared) -> None:
-    line = Line([bound], shared=shared, clock=lambda: 5, peers=Told().peers)
+    line = Line([bound], shared=shared, clock=lambda: 5, voice=Told().voice)
     line.submit(7, R, (ALL, 64))
     assert [rank for rank, _ in line.kernel.probes] == [1, 2, 3]
     pacer = line.queue.pacer

@@ -24,7 +24,6 @@ from queue_world import LATER, Told, memory
 from support import await_that
 from tailbound.collective import terms, waiter
 from tailbound.collective.job import Owner
-from tailbound.collective.speaker import Voice
 from tailbound.collective.terms import Overtime, Repairs, RunQueue
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.waiter import Sleep
@@ -51,7 +50,8 @@ class Sleeper:
         self.made = [os.eventfd(0, os.EFD_NONBLOCK) for _ in Ready]
         self.told, self.overtime = Told(), Overtime(0)
         self.sender = Sender([sock], {1: sock.getsockname(), 2: ("255.255.255.255", 9)})  # refused: no broadcast
-        self.queue = SendQueue(self.sender, Pacer([1, 2], speed=1e6, most=1e6), self.told.peers)
+        voice = self.told.voice
+        self.queue = SendQueue(self.sender, Pacer([1, 2], speed=1e6, most=1e6), voice)
         self.told.terms.overtime = ctypes.addressof(self.overtime)
         self._data, self.positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
         at = self.positions.ctypes.data
@@ -59,7 +59,7 @@ class Sleeper:
         self._peers["address"] = 0x0100007F  # 127.0.0.1
         source = Source(0, at, at + 8, self._data.ctypes.data, 4095, socket=sock.fileno(), peers=address(self._peers))
         terms = ctypes.addressof(self.told.terms)
-        self._kept = repairs, (voice := Voice(terms, self.queue.line, requests=repairs.asked, source=source.pointer))
+        self._kept, voice.requests, voice.source = repairs, repairs.asked, source.pointer
         words, owner = ctypes.addressof(voice), Owner(terms)
         self._owner = owner, ctypes.addressof(owner)
         self.rest = Sleep(self.made, source, self.queue, terms, words, self._owner[1], longest=LONGEST, stopped=STOPPED)
@@ -204,12 +204,13 @@ def test_what_a_rate_has_kept_back_leaves_without_python(sleeper: Sleeper) -> No
 def test_what_is_refused_while_the_thread_sleeps_is_dropped_and_told_of_later(sleeper: Sleeper) -> None:
     queue, rest, op, rows = sleeper.queue, sleeper.rest, record_of(OWN_OP)(switched=1), memory(1)
     own = LATER, NOW, ctypes.addressof(op)
+    sleeper.told.gone(3)
     queue.pacer.link.opens = LATER
     queue.submit(1, PacketType.CONTRIBUTION, [(1, rows)], *own)
     queue.submit(2, PacketType.RESULT, [(2, rows)], LATER, NOW)
     queue.submit(3, PacketType.CONTRIBUTION, [], *own)
     queue.pacer.link.opens, queue.said.again, rest.direct = 0, NOW, 1
-    assert (sleeper.look_out(), queue.said.refused, queue.said.results, queue.empty, op.left) == (0, 1, 0, True, 1)
+    assert (sleeper.look_out(), queue.said.refused, queue.said.results, queue.said.left, op.left) == (0, 1, 0, 0, 1)
     queue.tell()
     assert (queue.said.refused, queue.sender.counts[2].errors) == (0, {"EACCES": 1})
 

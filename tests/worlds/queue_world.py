@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from tailbound.collective.speaker import Marks, Voice
 from tailbound.kernel.core import address
 from tailbound.transport.control import Header
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
-from tailbound.transport.queue import Peers, SendQueue
+from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import DTYPES, record_of
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, ROW_STEP, TERMS, VERSION, PacketType
+from tailbound.wire.tag import NO_KEY
 from tailbound_lab.simulate.messages import read
 
 ADDRESS, STRIDE, COOKIE = "127.0.0.1", 128, 77
@@ -37,14 +40,19 @@ class Told:
     Attributes:
         states: marks and echoes, by rank.
         terms: with what is decided from them.
-        peers: for a ``SendQueue``.
+        marks: the own ones.
+        voice: for a ``SendQueue``.
     """
 
-    def __init__(self, by: Any = "kernel", keys: KeyRing | None = None, ranks: int = 4) -> None:
+    def __init__(self, keys: KeyRing | None = None, ranks: int = 4) -> None:
         self.states = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"])
         self.terms = record_of(TERMS)(states=address(self.states), cookie=COOKIE, ranks=ranks, world=4)
-        head = Header(version=VERSION, type=PacketType.PROBE, cookie=COOKIE, sender=0)
-        self.peers = Peers(head, self.terms, by, keys)
+        self.marks, self._head = Marks(), Header(version=VERSION, cookie=COOKIE, sender=0)
+        self._key = keys.now if keys else NO_KEY
+        self.voice = Voice(
+            ctypes.addressof(self.terms), 0, ctypes.addressof(self._head), ctypes.addressof(self.marks),
+            address(self._key), width=STRIDE - HEADER_BYTES,
+        )  # fmt: skip
 
     def published(self, op: int, *ranks: int) -> None:
         """``ranks`` have said so of ``op``."""

@@ -20,7 +20,6 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.forks import keep_from_children
 from tailbound.kernel.fanout import Fanout
-from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import UdpSocket, room_of, sending_socket
 from tailbound.transport.steps import step_of
@@ -41,7 +40,6 @@ class Channels:
 
     Args:
         job: of the rank.
-        queue: whose pace and limits say whether peers are to be sent to in turns.
         datapath: which packets come over, and over which interface.
 
     Attributes:
@@ -51,8 +49,8 @@ class Channels:
         fanout: the program that clones bursts; None: there is none.
     """
 
-    def __init__(self, job: Speaker, queue: SendQueue, datapath: Datapath) -> None:
-        self._job, self._queue, self._datapath = job, queue, datapath
+    def __init__(self, job: Speaker, datapath: Datapath) -> None:
+        self._job, self._datapath = job, datapath
         self.wanted = job.config.result
         self.usable: tuple[int, ...] = ()
         self.live: tuple[int, ...] = ()
@@ -169,7 +167,7 @@ class Channels:
 
     def aims(self) -> tuple[int, ...]:
         """Destinations of results, for the send queue: one that reaches all, or each peer."""
-        job, pacer = self._job, self._queue.pacer
+        job, pacer = self._job, self._job.queue.pacer
         self.follow()
         if self.usable:
             channel = job.sender.shared[self.usable[0]]
@@ -206,7 +204,7 @@ class Channels:
             channel.ranks, channel.broken = live, False
             if channel.name == "fanout" and self.fanout is not None and self.fanout.lead is not None:
                 channel.target = job.sender.peers[self.fanout.lead]
-        self._queue.pacer.link.room = job.sender.room
+        job.queue.pacer.link.room = job.sender.room
 
     def complained(self, peer: int) -> bool:
         """Most of the own rows do not come to ``peer``, op after op; returns whether multicast is given up for that."""

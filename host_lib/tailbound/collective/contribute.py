@@ -119,7 +119,7 @@ def new_buffers(job: Job, shape: Shape, placement: Placement) -> Buffers:
     decode.lay(b.decoding, received(job, b, switched=switched), shape.results, coding, scratch.width)
     if not switched:
         mean.lay(b.words, job.records.ring, b.mine[True], shape, coding, b.results, scratch)
-    b.bursts = tuple(map(job.flow.queue.pacer.largest, (b.stamp.stride, b.given.stride)))
+    b.bursts = tuple(map(job.queue.pacer.largest, (b.stamp.stride, b.given.stride)))
     b.encodes = job.threads.work(encode.encode_at, ctypes.addressof(b.coding), shape.groups)
     b.decodes = job.threads.work(decode.decode_at, ctypes.addressof(b.decoding), shape.groups)
     return b
@@ -210,7 +210,7 @@ def _encode(job: Job, op: Op) -> None:
             lay_results(job, op, own_present=True)
         if core().fast.tb_send_own(ctypes.addressof(job.owner), ctypes.addressof(op), job.now()):
             raise MemoryError("no memory for own rows")
-        job.flow.queue.pump(job.now())
+        job.queue.pump(job.now())
     if op.launch.residual is not None:
         _keep_residual(job, op, op.launch.residual, coding)
 
@@ -234,7 +234,7 @@ def _done_sending(job: Job, op: Op) -> None:
     """Nothing of this rank's own comes in this op; all are told."""
     _expect_results(job, op)
     op.sending = Sending.OVER
-    job.flow.contributions(op, [])
+    job.send_own(op, [])
     announce(job, op, job.peers)
 
 

@@ -120,7 +120,7 @@ def _publish(job: Job, op: Op) -> None:
     op.aim_at(job.channels.aims())
     if core().waits.tb_hand_out(ctypes.addressof(job.owner), ctypes.addressof(op), job.now()):
         raise MemoryError("no memory for results")
-    job.flow.queue.pump(job.now())
+    job.queue.pump(job.now())
 
 
 # -- second half ---------------------------------------------------------------------------------------------------

@@ -7,13 +7,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tailbound.codec.mean import mean_entry
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS
 from tailbound.codec.threads import Threads
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.channels import Channels
-from tailbound.collective.flow_control import FlowControl
+from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
@@ -21,10 +24,12 @@ from tailbound.kernel.core import address, core
 from tailbound.kernel.net import name_of, speed_of
 from tailbound.transport.config import FORMS, Config
 from tailbound.transport.keys import KeyRing
+from tailbound.transport.pace import Pacer
+from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.wire.address import Words
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import OWNER
+from tailbound.wire.schema import OWNER, PacketType
 
 log = logging.getLogger("tailbound")
 Owner = record_of(OWNER)
@@ -54,17 +59,27 @@ class Job(Speaker):
         self.paths = Paths(self, lambda: datapath.interface or name_of(datapath.endpoint[0]))
         self.accounts = Accounts(self, self.paths.complain)
         link = config.rate or speed_of(datapath.endpoint[0])
-        self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
+        pacer = Pacer(self.sender.peers, datapath.gap, link, config.rate, sender.room)
+        #: all that is sent leaves by it
+        self.queue = SendQueue(sender, pacer, self.voice, 1 if datapath.name == "xdp" else 2, now)
         self.voice.source, self.voice.controls = datapath.source.pointer, datapath.fds()[1]
-        self.channels = Channels(self, self.flow.queue, datapath)
+        self.channels = Channels(self, datapath)
         #: what results are made, sent and read by
         self.owner = Owner(
-            self.terms.pointer, datapath.source.pointer, self.flow.queue.line,
+            self.terms.pointer, datapath.source.pointer, self.queue.line,
             ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
             ctypes.addressof(self.accounts.guard), mean_entry(), self.threads.scratch.memory_at,
             ctypes.addressof(self.voice), address(self.store.expect_results), GROUP_ROWS * self.threads.alone,
             FORMS[config.switch.form] if config.switch else 0,
         )  # fmt: skip
+
+    def send_own(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
+        """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
+
+        Of rows for a switch the others are told that they have left (``tb_say_left``).
+        """
+        until = (op.start or op.admitted) + self.config.stage_max  # no seal is later, so no row is worth more
+        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, self.now(), ctypes.addressof(op))
 
     def activate(self, addresses: Sequence[Words], own: Words) -> None:
         """Fills control and peers and lets packets in; addresses by rank, that of a switch last."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
+from tailbound.kernel.core import core
 from tailbound.observe.ledger import ROWS
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.steps import label_text, step_of
@@ -54,7 +55,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "suspects": sorted(job.membership.suspects),
         "dead": sorted(job.membership.dead(step_of(job.sequence.upcoming))),
         "gone": sorted(job.membership.gone),
-        "traffic": job.flow.snapshot(),
+        "traffic": traffic(job),
         "choice": job.channels.snapshot(),
         "events": _events(job, _EVENTS),
         "status": now,
@@ -89,7 +90,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     accounts, states, learned, overtime = job.accounts, job.store.peer_states, job.deadlines, job.overtime
     half, tail = np.percentile(list(accounts.latency) or [0], (50, 99)).tolist()
     expected = job.counters["rows_expected"]
-    flow, owner_map = job.flow.snapshot(), job.sequence.map
+    flow, owner_map = traffic(job), job.sequence.map
     peers = {}
     for peer in sorted(job.peers):
         state, sent = states[peer], job.sender.counts[peer]
@@ -104,7 +105,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             **{name: first[name] + second[name] for name in ROWS},
             "suspect": _suspicion(job, peer),
         }
-    said = job.flow.queue.said
+    said = job.queue.said
     names = {"contributions_sent": said.contributions, "results_sent": said.results, "repair_rows_sent": said.copies}
     names |= {name: getattr(job.voice, name) for name in _SPOKEN}
     return {
@@ -143,6 +144,29 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
         "event_counts": dict(job.events.counts),
+    }
+
+
+def traffic(job: Job) -> dict[str, Any]:
+    """How fast is sent, and why; rates in bytes per second (0: that of the link), round trips in microseconds.
+
+    ``pace`` is that at which this rank can send to all others together.
+    """
+    queue, said, paths = job.queue, job.queue.said, job.queue.pacer.paths
+    return {
+        "queued": said.left,
+        "stale": said.stale,
+        "socket_full": said.waits,
+        "held_by_rate": said.held,
+        "pace": int(core().fast.tb_pace(queue.line)),
+        "rates": {str(rank): int(path.rate) if path.limited else 0 for rank, path in paths.items()},
+        "rtt_us": {str(rank): path.rtt / 1000 for rank, path in paths.items()},
+        "rtt_by": queue.probed_by,
+        "probes": said.probes,
+        "echoes": said.echoes,
+        "marked": int(job.store.peer_states["marked"].sum()),
+        "marked_there": said.marked,
+        "slowed": sum(path.slowed for path in paths.values()),
     }
 
 

@@ -37,7 +37,7 @@ def send(job: Job, op: Op) -> None:
     stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
     op.largest = op.burst
     announce(job, op, job.peers)
-    job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
+    job.send_own(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
 
 def note(job: Job, op: Op) -> None:

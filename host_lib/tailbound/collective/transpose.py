@@ -102,7 +102,7 @@ class Transpose:
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
         self._watched = -LOOK_EVERY  # when a fault was last looked for
         self._averages = Averages(job, job.sequence, job.paths.trying)
-        self._window = Window(job, job.flow.queue, self._inbox.adopt)
+        self._window = Window(job, job.queue, self._inbox.adopt)
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -417,7 +417,7 @@ class Transpose:
         """What the thread sleeps by."""
         job = self.job
         return Sleep(
-            fds, job.datapath.source, job.flow.queue, job.terms.pointer, ctypes.addressof(job.voice),
+            fds, job.datapath.source, job.queue, job.terms.pointer, ctypes.addressof(job.voice),
             ctypes.addressof(job.owner), longest=_LONGEST_SLEEP, stopped=_STOPPED,
         )  # fmt: skip
 
@@ -430,7 +430,7 @@ class Transpose:
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER) + config.insist
         while (now := job.now()) < until:
             self._obey()
-            job.flow.poll(now)
+            job.queue.poll(now)
             job.terms.listen = self._rest.soon = self._rest.count = 0  # nothing begins here any more
             self._serve(now)
             if not job.membership.owners:
@@ -477,7 +477,7 @@ class Transpose:
 
     def _attend(self, found: int) -> bool:
         """Does what the library cannot do (``Woken``); returns whether a turn is due."""
-        job, queue = self.job, self.job.flow.queue
+        job, queue = self.job, self.job.queue
         if found & Woken.TURN:
             return True
         if found & Woken.SERVE:
@@ -521,7 +521,7 @@ class Transpose:
         rest.due |= found & Woken.TURN
         if found & Woken.SERVE or rest.peek() & Ready.CONTROLS:
             rest.due |= self._serve(now)
-        queue = self.job.flow.queue
+        queue = self.job.queue
         if queue.full or 0 < queue.again <= now:
             queue.pump(now)
         return self.job.now()
@@ -558,7 +558,7 @@ class Transpose:
             self._watched = now
             if error := fault_of(job, job.datapath) or job.paths.error:
                 self._give_up(error)
-        job.flow.poll(now)
+        job.queue.poll(now)
         held = holding.again or (members.holds and members.holding(now))
         stood, self._standing = self._standing, bool(held)
         if held or stood:
@@ -635,8 +635,8 @@ class Transpose:
         """Codes and sends what the library can."""
         job = self.job
         job.threads.through(core().waits.tb_launch, ctypes.addressof(job.owner), job.threads.rest, now)
-        if 0 < job.flow.queue.again <= (now := job.now()):
-            job.flow.queue.pump(now)
+        if 0 < job.queue.again <= (now := job.now()):
+            job.queue.pump(now)
 
     def _seal(self, op: Op, now: int) -> bool:
         seal(self.job, op)

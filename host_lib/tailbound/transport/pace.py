@@ -42,6 +42,8 @@ from tailbound.wire.schema import LINK, PATH
 _SECOND = 1_000_000_000
 #: Rates that differ by more than this are those of different links, not of one queue.
 _UNEVEN = 2.0
+#: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
+_BELIEVED = 1.25e7
 #: Bytes per second of a link of which no rank says how fast it is.
 _SPEED = 2.5e9
 #: The same for the least that rates fall to, and for answers: most links have as much.
@@ -59,8 +61,8 @@ class Pacer:
     Args:
         ranks: destinations.
         gap: ns from one burst to the next, whomever they are for; 0: none. For receivers with room for few bursts.
-        speed: bytes per second of the link, where every path begins; 0: no rank knows.
-        most: bytes per second that all ranks together never exceed; 0: the link itself sees to it.
+        speed: bytes per second of the link, where every path begins; 0: no rank knows. Its driver may be wrong.
+        most: bytes per second that all ranks together never exceed, as the user says; 0: the link itself sees to it.
         room: bytes that may wait in this host's own sockets and queues.
 
     Attributes:
@@ -74,9 +76,10 @@ class Pacer:
     ) -> None:
         self.table = (_Path * (1 + max(ranks, default=0)))()
         self.paths = {rank: self.table[rank] for rank in ranks}
-        self.stated = speed or _SPEED
+        known = speed if most or speed >= _BELIEVED else 0.0
+        self.stated = known or _SPEED
         self.link = _Link(
-            most=most, speed=self.stated, floor=speed or UNKNOWN, gap=gap, room=room, known=speed,
+            most=most, speed=self.stated, floor=known or UNKNOWN, gap=gap, room=room, known=known, own=speed,
             peers=max(1, len(self.paths)), **_LIMITS,
         )  # fmt: skip
 

@@ -24,20 +24,18 @@ import ctypes
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
-from tailbound.transport.control import Header
-from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import SENDING, PacketType, Sent
+from tailbound.wire.schema import HEADER_BYTES, SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
@@ -45,33 +43,19 @@ Run = tuple[int, NDArray[np.uint8]]
 _Sending = record_of(SENDING)
 
 
-class Peers(NamedTuple):
-    """Where the library finds how far peers are, and what probes of the paths to them are made of.
-
-    The time of sending travels in a small packet behind bursts, which the peer turns round. Who receives the echo
-    stores the difference (``tb_peer_state.rtt_ns``), so that with ``xdp`` no process needs to be awake at either end.
-
-    Attributes:
-        head: with all that probes have in common.
-        terms: ``tb_terms`` of the rank, with the peers' states.
-        by: the ``kernel`` turns probes round and measures; or a ``thread``, whose echo waits behind its own rank's
-            rows, about as long as the probe did behind ours.
-        keys: of the job, where it has a key.
-    """
-
-    head: Header
-    terms: ctypes.Structure
-    by: Literal["kernel", "thread"]
-    keys: KeyRing | None = None
-
-
 class SendQueue:
     """The send queue of one rank; all calls from one thread.
+
+    Paths are probed where there is a ``voice``: the time of sending travels in a small packet behind bursts, which the
+    peer turns round. Who receives the echo stores the difference (``tb_peer_state.rtt_ns``), so that with ``xdp`` no
+    process needs to be awake at either end.
 
     Args:
         sender: sockets, addresses and counters.
         pacer: rates by rank, of the ranks of ``sender``.
-        peers: None: nothing is known of them; no round trips, no limits.
+        voice: ``tb_voice`` of the rank; None: nothing is known of peers; no round trips, no limits.
+        ways: how often a round trip waits in own queues. The kernel turns probes round at once; the echo of a thread
+            waits behind its own rank's rows, about as long as the probe did behind ours.
         clock: CLOCK_MONOTONIC in ns, for how much the link takes.
 
     Attributes:
@@ -89,12 +73,13 @@ class SendQueue:
         self,
         sender: Sender,
         pacer: Pacer | None = None,
-        peers: Peers | None = None,
+        voice: Any = None,
+        ways: int = 1,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.sender = sender
         self._core = core()
-        self.said, self._targets = _Sending(ranks=sender.ranks), sender.targets
+        self.said, self._targets = _Sending(ranks=sender.ranks, ways=ways), sender.targets
         self.pacer = pacer = pacer or Pacer(sender.peers)
         assert len(pacer.table) == sender.ranks
         self.line = self._core.fast.tb_line_open(
@@ -104,12 +89,10 @@ class SendQueue:
             raise MemoryError("no memory for a send queue")
         # not at exit, when the transport's thread may still be at work
         weakref.finalize(self, self._core.fast.tb_line_close, self.line).atexit = False
-        self._peers = peers
-        self._key: NDArray[np.uint64] | None = None  # that the library makes tags of probes with
-        if peers is not None:
-            said = self.said
-            said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
-            said.ways = 2 if peers.by == "thread" else 1
+        self._voice = voice
+        if voice is not None:
+            self.said.voice, voice.line = ctypes.addressof(voice), self.line
+            voice.largest = pacer.largest(voice.width + HEADER_BYTES)
         self._clock = clock
         self.direct = False
         self._told: object = None  # sockets, who goes without GSO and shared channels, as the library knows them
@@ -131,8 +114,8 @@ class SendQueue:
 
     @property
     def probed_by(self) -> str:
-        """Who measures round trips; ``nobody`` as long as no probe has come back, ``none`` without probes."""
-        return "none" if self._peers is None else self._peers.by if self.said.echoes else "nobody"
+        """Who turns probes round and measures; ``nobody`` as long as none has come back."""
+        return ("nobody", "kernel", "thread")[self.said.ways if self.said.echoes else 0]
 
     def submit(
         self,
@@ -175,6 +158,11 @@ class SendQueue:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
         return int(self._core.fast.tb_cancel(self.line, label)) if self.said.left else 0
 
+    def poll(self, now: int) -> None:
+        """Sends what waits and may leave now, if anything does."""
+        if not self.empty:
+            self.pump(now)
+
     def pump(self, now: int) -> None:
         """Sends what may leave now."""
         self.tell()
@@ -210,19 +198,8 @@ class SendQueue:
             elif to in sender.shared:
                 sender.shared[to].broken = True
 
-    def _follow(self, keys: KeyRing) -> None:
-        """Probes carry tags of the present epoch, as far as rows do."""
-        if keys.now is not self._key:
-            self._key = keys.now  # the library reads it, when the ring may have let go of it
-            self.said.key = address(self._key)
-
     def tell(self) -> None:
-        """Tells the library of sockets, shared channels, whom GSO does not reach, and of the key that probes have.
-
-        And hears what was refused meanwhile.
-        """
-        if (peers := self._peers) is not None and peers.keys is not None:
-            self._follow(peers.keys)
+        """Tells the library of sockets, shared channels and whom GSO does not reach, and hears what was refused."""
         said, sender = self.said, self.sender
         if said.refused:  # by what the library has sent alone
             self._hear()

@@ -99,7 +99,7 @@ class Rank:
             wake = self.engine.turn(now + ahead)
             self.after_turn(now + ahead, self.engine.due)
             self._busy = self.world.fabric.clock
-        if self.engine.job.flow.queue.full:
+        if self.engine.job.queue.full:
             room = self.world.fabric.room_at(self.rank, self.world.number) + ahead
             wake = min(wake, room)  # room in the socket wakes it up
         self._schedule(wake - ahead)
@@ -332,7 +332,7 @@ class World:
             keys=self._keys(config, datapath),
             scratch=_scratch(config.width),
         )
-        pacer = job.flow.queue.pacer
+        pacer = job.queue.pacer
         for name, value in self._limits.items():
             setattr(pacer.link, name, value)
         if self._paced:
