@@ -469,17 +469,16 @@ TB_EXPORT void tb_stand_still(struct tb_own_op *o, __s64 now)
 }
 
 /* Notes that all others were through with an op before this rank sent rows: no more comes (clock-13, clock-20). */
-static int tb_overtaken(const struct tb_terms *t, struct tb_own_op *o, const struct tb_sight *see,
-			__s64 now)
+static void tb_overtaken(const struct tb_terms *t, struct tb_own_op *o, const struct tb_sight *see,
+			 __s64 now)
 {
 	tb_set through = see->gives & tb_set_of(t->owners);
 
 	if (o->overtaken || !o->sending || tb_encoded(o) || !tb_count(through) ||
 	    tb_count(see->awaited[1] | (through & ~see->contributed)))
-		return 0;
+		return;
 	o->start = o->start ? o->start : tb_most(1, now - 4 * t->stage_max);
 	o->overtaken = 1;
-	return 1;
 }
 
 /* Starts the deadline of a half with its clock: by then the ops before have taught what they can. */
@@ -530,8 +529,8 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		if (tb_rose(o, &see) || o->stirred || t->everything)
 			o->listen = 0;
 		o->due = t->holds ? 0 : tb_start_clock(t, o, now);
-		if (!t->holds && tb_overtaken(t, o, &see, now))
-			return TB_FOUND_OVERTAKEN;
+		if (!t->holds)
+			tb_overtaken(t, o, &see, now);
 		if (o->start != begun && t->suspects)
 			return TB_FOUND_BEGUN;
 		o->asked = 1;

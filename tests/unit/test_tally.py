@@ -12,7 +12,6 @@ from op_world import COOKIE, OpWorld, launched
 from tailbound.codec.shape import GROUP_ROWS
 from tailbound.collective.accounting import Tally
 from tailbound.collective.op import Flow, Op
-from tailbound.collective.tally import summed_by
 from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.transport.sequence import OwnerMap, Sequence
@@ -39,7 +38,7 @@ def test_contributions_are_counted_of_this_op_alone() -> None:
         slots[at]["op"], slots[at]["cookie"] = of, cookie
         for rank in ranks:
             slots[at]["ranks"][rank >> 6] |= np.uint64(1 << (rank & 63))
-    found = list(summed_by(world.known, op))
+    found = world.known.summed(op)
     assert len(found) == 70
     assert {rank: count for rank, count in enumerate(found) if count} == {1: 2, 63: 1, 69: 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections import deque
@@ -9,9 +10,10 @@ from collections.abc import Callable
 
 from tailbound.collective.alerts import Episodes
 from tailbound.collective.buffers import Tally
-from tailbound.collective.op import Op
+from tailbound.collective.op import Half, Op
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
+from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.steps import step_of
@@ -23,6 +25,8 @@ from tailbound.wire.schema import GUARD, UNKNOWN_SENDER, Action, Flag, Stage, Ve
 _DURATIONS = 512
 #: Ops running with a majority until a stretch without one is over.
 _WHOLE = 4
+#: Verdict on rows that come a second time by a request, by stage.
+_TWICE = Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT
 #: A loss that there is not.
 _NEVER = 2.0
 
@@ -148,6 +152,18 @@ class Accounts:
         job.events.emit("not_linear", said, level=logging.ERROR, frames=count, taken=taken)
         if not taken and op.outcome.error is None:
             op.outcome.error = TransportError(f"rank {job.rank}: no row can be taken: {said}")
+
+    def settle(self, half: Half, stage: Stage) -> None:
+        """Counts, at the end of a half, what repair has brought (clock-23)."""
+        job = self._job
+        for flow in half.begun if half.requested else ():
+            if flow.again:
+                rank, came = flow.rank, int(core().fast.tb_repaired(ctypes.addressof(half), flow.rank))
+                job.repairs.came[stage, rank] += came
+                job.counters["repair_rows_asked"] += flow.again
+                job.counters["rows_repaired"] += came
+                twice = job.records.count(rank, _TWICE[stage])
+                job.repairs.paths[stage * job.world + rank].settled(flow.again, twice, probed=bool(flow.probed))
 
     def delivered(self, op: Op) -> None:
         """Enters an op whose result has been given to its caller."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.tally import summed_by
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
@@ -68,7 +67,7 @@ class Averages:
         One that was away may have sent none. Who was away itself has others' results, but no row sent meanwhile.
         """
         known, gone = self._known, self._known.membership.gone
-        if op.say & Flag.SKIP and any(summed_by(known, op)):
+        if op.say & Flag.SKIP and any(known.summed(op)):
             return True
         due = [rank for rank in _owners(op) if rank != known.rank and rank not in gone]
         nothing = op.outcome.missed == op.rows - op.own

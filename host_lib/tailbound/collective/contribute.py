@@ -25,7 +25,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
 from tailbound.collective.step import Do, step, untold
 from tailbound.kernel.core import address, core
-from tailbound.wire.schema import EXPONENT_NONE, Sending, op_slot
+from tailbound.wire.schema import EXPONENT_NONE, Sending
 
 
 def prepare(job: Job, op: Op) -> None:
@@ -202,7 +202,6 @@ def _encode(job: Job, op: Op) -> None:
     job.self_misses = 0
     if op.switched:
         op.own_present, op.own_in, op.sending = not op.outcome.late, job.now(), Sending.OVER
-        _expect_results(job, op)
         switched.send(job, op)
         op.given = b.stamp.packets
     else:
@@ -223,16 +222,8 @@ def _keep_residual(job: Job, op: Op, residual: Values, coding: Coding) -> None:
     launch.coder.write_residual(launch.data, own, b.scales, shape, coding, residual, job.threads)
 
 
-def _expect_results(job: Job, op: Op) -> None:
-    """Tells the kernel how many results make the op complete."""
-    expected, place = job.store.expect_results[op_slot(op.label)], op.place
-    expected["rows"] = place.layout.shape.rows - place.placement.shares[job.rank]
-    expected["op"] = op.label
-
-
 def _done_sending(job: Job, op: Op) -> None:
     """Nothing of this rank's own comes in this op; all are told."""
-    _expect_results(job, op)
     op.sending = Sending.OVER
     job.send_own(op, [])
     announce(job, op, job.peers)

@@ -13,7 +13,6 @@ from tailbound.collective import peers, switched
 from tailbound.collective.contribute import coding_of, lay_results, received
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
-from tailbound.collective.tally import settle
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.kernel.core import core
@@ -94,7 +93,7 @@ def _learn(job: Job, op: Op) -> None:
         late = set(job.membership.live) - {*through} - op.abstainers
         came = op.buffers.came[Stage.CONTRIBUTIONS]
         cut_off(job, op, op.first, op.closed_at - op.start, [(came[p], op.own) for p in late])
-    settle(job, op.first, Stage.CONTRIBUTIONS)
+    job.accounts.settle(op.first, Stage.CONTRIBUTIONS)
 
 
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:

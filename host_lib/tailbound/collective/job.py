@@ -76,8 +76,11 @@ class Job(Speaker):
     def send_own(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
 
-        Of rows for a switch the others are told that they have left (``tb_say_left``).
+        Of rows for a switch the others are told that they have left (``tb_say_left``). The kernel hears how many
+        results make the op complete.
         """
+        expected = self.store.expect_results[op.slot]
+        expected["rows"], expected["op"] = op.rows - op.own, op.label
         until = (op.start or op.admitted) + self.config.stage_max  # no seal is later, so no row is worth more
         self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, self.now(), ctypes.addressof(op))
 

@@ -6,6 +6,7 @@ it to send, seal or count with.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterable
 
@@ -164,6 +165,12 @@ class Known:
     def self_late(self) -> bool:
         """Whether the own row is no longer waited for (clock-8)."""
         return self.self_misses >= SELF_LATE_AFTER
+
+    def summed(self, op: Op) -> list[int]:
+        """Own rows of ``op`` that hold a contribution, by rank."""
+        found = (ctypes.c_int64 * self.world)()
+        core().fast.tb_summed(self.terms.pointer, ctypes.addressof(op), found)
+        return list(found)
 
     def hear(self, rank: int, now: int) -> None:
         """A word of ``rank`` has come."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.tally import settle
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import Stage, Why
@@ -20,7 +19,7 @@ def note(job: Job, op: Op) -> None:
     outcome, place = op.outcome, op.place
     if not job.peers:
         return
-    settle(job, op.second, Stage.RESULTS)
+    job.accounts.settle(op.second, Stage.RESULTS)
     outcome.delivered += op.present - op.overwritten
     outcome.void = bool(op.nothing)  # no owner is to blame
     if outcome.void:

@@ -654,10 +654,6 @@ class Transpose:
     def _forgive(self, op: Op, now: int) -> bool:
         return forgive(self.job, [(op.label, op.start)])
 
-    def _count_overtaken(self, op: Op, now: int) -> bool:
-        self.job.counters["ops_overtaken"] += 1
-        return False
-
     def _before(self, op: Op) -> tuple[bool, bool, bool]:
         """Whether a switch's scales of the key's previous op are known; and how far the ops before are.
 
@@ -775,7 +771,6 @@ class Transpose:
 
 #: Does what is found of an op (``Found``); returns whether a phase has ended by it.
 _DO: dict[int, Callable[[Transpose, Op, int], bool]] = {
-    Found.OVERTAKEN: Transpose._count_overtaken,
     Found.BEGUN: Transpose._forgive,
     Found.MISMATCH: Transpose._name_mismatch,
     Found.SEND: Transpose._send_own,

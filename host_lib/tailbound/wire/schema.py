@@ -1228,12 +1228,11 @@ class Found(enum.IntEnum):
     """The next thing to be done for an op."""
 
     NOTHING = 0  #: Nothing: no op is left.
-    OVERTAKEN = 1  #: Count it: all others were through with it first.
-    BEGUN = 2  #: Its clock has started: suspects may have come in time.
-    MISMATCH = 3  #: Ranks disagree on its layout.
-    SEND = 4  #: See how far the own rows are.
-    SEAL = 5  #: Close the first half: average what came, and publish it.
-    FINISH = 6  #: Close the second half: decode the result.
+    BEGUN = 1  #: Its clock has started: suspects may have come in time.
+    MISMATCH = 2  #: Ranks disagree on its layout.
+    SEND = 3  #: See how far the own rows are.
+    SEAL = 4  #: Close the first half: average what came, and publish it.
+    FINISH = 5  #: Close the second half: decode the result.
 
 
 class Sent(enum.IntEnum):

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 
 from tailbound.collective.op import Op, Outcome
-from tailbound.collective.tally import summed_by
 from tailbound.collective.transpose import Transpose
 from tailbound.kernel.core import core
 from tailbound.transport.steps import step_of
@@ -73,7 +72,7 @@ class Engine(Transpose):
         job, placement = self.job, op.place.placement
         missing: Counter[int] = Counter()
         own = int(placement.counts[job.rank])
-        summed = summed_by(job, op)
+        summed = job.summed(op)
         lost = np.bincount(placement.owner[op.buffers.source == -1], minlength=job.ranks)
         for peer in job.peers:
             missing[peer] = own - summed[peer] + int(lost[peer])
