@@ -38,7 +38,7 @@ from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import DEFAULT_PORT, MS
 from tailbound.transport.control import Header
 from tailbound.transport.rendezvous import Greeting, Store, spoken
-from tailbound.transport.sender import FULL, NO_GSO
+from tailbound.transport.sender import FULL
 from tailbound.transport.sockets import burst_packets
 from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, Flag, PacketType, Verdict
 
@@ -165,8 +165,8 @@ class Paths:
                 read()
 
         def tell() -> None:
-            own = json.dumps(self.lacks(greetings))
             try:
+                own = json.dumps(self.lacks(greetings))
                 told.set_result(rendezvous.share(store, "heard", own, job.rank, job.ranks, prefix, timeout))
             except BaseException as error:
                 told.set_exception(error)
@@ -367,8 +367,6 @@ class Paths:
         if number == errno.EMSGSIZE:
             for rank in ranks:
                 self.begin(rank, now)
-        if number in NO_GSO and not self._job.sender.plain.isdisjoint(ranks):
-            return  # told of by itself
         said = self._said.setdefault(number, Backoff(_LATER))
         if now < said.due:
             return
@@ -397,12 +395,8 @@ class Paths:
 
 def _refused(job: Speaker) -> str:
     drops = job.records.verdicts()[:, FIRST_DROP:].sum(axis=0)
-    counts = {Verdict(FIRST_DROP + i).name: int(n) for i, n in enumerate(drops) if n}
-    if not counts:
-        return ""
-    names = ", ".join(f"{count} {name}" for name, count in counts.items())
-    more = ": are addresses translated on the way?" if Verdict.WRONG_ADDRESS.name in counts else ""
-    return f"; it has refused packets ({names}){more}"
+    told = [f"{n} {v.name}: {v.advice}" for v, n in zip(list(Verdict)[FIRST_DROP:], drops.tolist(), strict=False) if n]
+    return f"; it has refused packets ({'; '.join(told)})" if told else ""
 
 
 def _addresses(greetings: Sequence[Greeting], ranks: Iterable[int]) -> str:

@@ -192,10 +192,8 @@ class SendQueue:
         said, sender = self.said, self.sender
         count, said.refused = said.refused, 0
         for to, number in zip(said.to[:count], said.errors[:count], strict=True):
-            sender.refuse(to, abs(number))
-            if number < 0:
-                sender.plain.add(to)
-            elif to in sender.shared:
+            sender.refuse(to, number)
+            if number > 0 and to in sender.shared:
                 sender.shared[to].broken = True
 
     def tell(self) -> None:

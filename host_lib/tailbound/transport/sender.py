@@ -65,8 +65,6 @@ class Shared:
 
 #: What a full socket and a full device queue answer.
 FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
-#: What a path without UDP GSO answers.
-NO_GSO = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Sender:
@@ -142,8 +140,11 @@ class Sender:
         counts.bursts += bursts
 
     def refuse(self, rank: int, number: int) -> None:
-        """Counts a refused call by the name of its errno."""
-        ranks = self.shared[rank].ranks if rank in self.shared else (rank,)
-        self.refused.setdefault(number, set()).update(ranks)
-        errors, name = self.counts[rank].errors, errno.errorcode.get(number, str(number))
+        """Counts a refused call by its errno; below 0: that of a burst, which leaves in single packets."""
+        if number < 0:
+            self.plain.add(rank)
+        else:
+            ranks = self.shared[rank].ranks if rank in self.shared else (rank,)
+            self.refused.setdefault(number, set()).update(ranks)
+        errors, name = self.counts[rank].errors, errno.errorcode.get(abs(number), str(number))
         errors[name] = errors.get(name, 0) + 1
