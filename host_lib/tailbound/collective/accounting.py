@@ -19,7 +19,7 @@ from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.steps import step_of
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import GUARD, UNKNOWN_SENDER, Action, Flag, Stage, Verdict
+from tailbound.wire.schema import GUARD, Action, Flag, Stage, Verdict
 
 #: Durations that are kept, for a median and a tail.
 _DURATIONS = 512
@@ -56,7 +56,6 @@ class Accounts:
         self.latency = deque[int](maxlen=_DURATIONS)
         self.flow_bytes = 0
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
-        self._in_pieces = 0  # frames that the log has told of
 
     def _complain_of(self, tally: Tally) -> None:
         """Complains of peers whose rows do not come."""
@@ -132,26 +131,6 @@ class Accounts:
         """
         well = op.buffers.row_count[op.buffers.source >= 0] >= self._job.membership.majority
         return 2 * int(well.sum()) <= op.place.layout.shape.rows
-
-    def in_pieces(self, op: Op) -> None:
-        """Says that the driver hands over frames of rows in pieces; an error while no row has come in any other."""
-        lacks = op.outcome.delivered < op.outcome.expected
-        if not (lacks or op.first.requested or op.second.requested):  # as a rule; to count takes a while
-            return
-        job, count = self._job, self._job.records.count(UNKNOWN_SENDER, Verdict.NOT_LINEAR)
-        if count <= self._in_pieces:
-            return
-        self._in_pieces = count
-        totals = job.records.verdicts().sum(axis=0)
-        taken = int(totals[Verdict.STORED] + totals[Verdict.ADDED] + totals[Verdict.RESULT_TAKEN])
-        said = (
-            f"{count} frames of this job came in pieces (NOT_LINEAR) and were dropped, {taken} rows were taken: the "
-            "driver does not hand over frames of this size in one piece; give all ranks a smaller TAILBOUND_MTU (and "
-            "attach again, with a smaller --mtu), or use the udp datapath"
-        )
-        job.events.emit("not_linear", said, level=logging.ERROR, frames=count, taken=taken)
-        if not taken and op.outcome.error is None:
-            op.outcome.error = TransportError(f"rank {job.rank}: no row can be taken: {said}")
 
     def settle(self, half: Half, stage: Stage) -> None:
         """Counts, at the end of a half, what repair has brought (clock-23)."""

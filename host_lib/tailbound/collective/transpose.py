@@ -718,7 +718,6 @@ class Transpose:
             return
         op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
-        self._note(op, job.accounts.in_pieces)
         outcome.error = outcome.error or self._averages.check(op, self._ops.values())
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)

@@ -16,7 +16,7 @@ _MS, _US, _MBIT = 1e-3, 1e-6, 1e6 / 8
 #: Events that are worth an alert: told from the first reading on, or an increase would not see the first one.
 _ALERTS = (
     "away", "bursts_lost", "callback_failed", "cannot_send", "forged", "held_up", "keys_tried", "late",
-    "learning_failed", "link_loses", "loss", "not_linear", "rank_died", "rank_left", "skipped", "suspect",
+    "learning_failed", "link_loses", "loss", "rank_died", "rank_left", "skipped", "suspect",
 )  # fmt: skip
 _FATES = "Rows of a peer that did not come in time. " + " ".join(
     f"{fate}: {fate.meaning}. {fate.advice}." for fate in MISSING
