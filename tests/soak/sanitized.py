@@ -30,7 +30,6 @@ from soak.part import Tell
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective import known, op, terms
 from tailbound.collective.op import Op
-from tailbound.datapath.udp import Tables
 from tailbound.kernel import core
 from tailbound.transport import control, queue
 from tailbound.transport.config import MS, Switch
@@ -42,7 +41,7 @@ from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
-from udp_world import World
+from udp_world import Tables, World
 
 #: Packets of one seed, of each sort.
 COUNT = 2000

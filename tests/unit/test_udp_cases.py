@@ -20,10 +20,10 @@ import rule_cases
 from case_worlds import udp_before
 from cases import OP, SUM_BASE
 from reference_worker import ReferenceTables
-from tailbound.datapath.udp import CONTROLS_LOST, EVENTS_LOST, Tables
+from tailbound.datapath.udp import CONTROLS_LOST, EVENTS_LOST
 from tailbound.wire.schema import PacketType, Verdict
 from twins import Attack, Twins
-from udp_world import World
+from udp_world import Tables, World
 
 #: Only frames or switches can earn these.
 ELSEWHERE = {

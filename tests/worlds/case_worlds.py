@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cases
-from tailbound.datapath.udp import Tables
-from udp_world import World
+from udp_world import Tables, World
 
 
 def udp_before(

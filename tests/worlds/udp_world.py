@@ -10,9 +10,21 @@ from numpy.typing import NDArray
 
 import cases
 from datapath_world import DatapathWorld
+from tailbound.datapath import udp
 from tailbound.datapath.protocol import allocate, store_of
-from tailbound.datapath.udp import Tables
 from tailbound.wire.address import words_of
+from tailbound.wire.schema import HEADER_BYTES
+
+
+class Tables(udp.Tables):
+    """Those of the product, with what they take in from and leave to their datapath."""
+
+    def take_in(self, *packets: Any) -> int:
+        return int(self.source.library.fast.tb_take_in(self.address, *packets))  # type: ignore[union-attr]
+
+    def take_controls(self) -> list[bytes]:
+        room = HEADER_BYTES + self.arrays["results"].shape[1]
+        return self.source.words(room, int(self.state[udp.CONTROL_HEAD] - self.state[udp.CONTROL_TAIL]))
 
 
 class World(DatapathWorld):

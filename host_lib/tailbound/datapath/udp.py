@@ -45,8 +45,8 @@ _MAP = np.dtype([("values", "=u8"), ("entries", "=u8"), ("bytes", "=u8")])
 class Tables:
     """What the C library fills (``core``): arrays of ``protocol.allocate``, queues of events and control packets.
 
-    No method drops the GIL: none of them waits for more than the buffer that the receiver has in hand, and the receiver
-    never waits for the GIL. ``library``: another one than ``core.core``.
+    None but ``receive`` drops the GIL: none waits for more than the buffer that the receiver has in hand, and the
+    receiver never waits for the GIL. ``library``: another one than ``core.core``.
 
     Raises:
         CapabilityError: see ``core.core``.
@@ -57,7 +57,6 @@ class Tables:
         result_rows, width = arrays["results"].shape
         self.arrays = dict(arrays)
         self.state, self._events = np.zeros(8, np.int64), np.zeros(_EVENT_BYTES, np.uint8)
-        self._packet_bytes = schema.HEADER_BYTES + width
         self._core = library or core()
         maps = np.array([_described(arrays[m.name], m) for m in schema.WORKER_MAPS], _MAP)
         #: what functions of the library take; valid as long as this object is
@@ -72,52 +71,18 @@ class Tables:
         # not at exit, when the receiver may still be at work
         weakref.finalize(self, self._core.fast.tb_close, self.address).atexit = False
 
-    def take_in(
-        self, data: int, length: int, segment: int, source: int, now: int, marked: bool, echoes: int, room: int
-    ) -> int:
-        """Takes in a received buffer: packets of ``segment`` bytes, the last perhaps shorter.
-
-        Args:
-            data: address of a buffer, aligned to 8 bytes, which probes are turned round in.
-            length: bytes received.
-            segment: GRO segment size in bytes; 0: the buffer is one packet.
-            source: address of u32[4], the sender's IP address in network byte order; one of IPv4 is the last of them,
-                behind 0.
-            now: CLOCK_MONOTONIC, ns.
-            marked: whether it came with CE, all packets alike: GRO joins none that differ in that.
-            echoes: address of u32[room, 2], out: (offset, length) of reflected probes.
-            room: rows of ``echoes``.
-
-        Returns:
-            Number of echoes, for the caller to send back.
-        """
-        return self._core.fast.tb_take_in(  # type: ignore[no-any-return]
-            self.address, data, length, segment, source, now, marked, echoes, room
-        )
-
-    def receive(self, fd: int, wake: int, events: int, controls: int) -> None:
-        """Receives from a socket until ``state[STOP]`` is set and ``wake`` is readable; drops the GIL meanwhile.
-
-        Args:
-            fd: the bound socket.
-            wake: an eventfd that ends the wait.
-            events: an eventfd that is written when events were queued.
-            controls: the same for control packets.
+    def receive(self, *fds: int) -> None:
+        """Receives until ``state[STOP]`` is set and the thread is woken up, without the GIL; ``fds`` as of ``tb_udp``.
 
         Raises:
             MemoryError: there is none for buffers.
         """
-        if self._core.waits.tb_udp(self.address, fd, wake, events, controls):
+        if self._core.waits.tb_udp(self.address, *fds):
             raise MemoryError("no memory for received datagrams")
 
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         """``key`` (``wire.tag``) is in force from now on, in the place of the one two epochs before."""
         self._core.fast.tb_put_key(self.address, epoch, key.ctypes.data, len(key))
-
-    def take_controls(self, fd: int = -1) -> list[bytes]:
-        """Queued control packets, oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
-        self._core.fast.tb_clear(fd)
-        return self.source.words(self._packet_bytes, int(self.state[CONTROL_HEAD] - self.state[CONTROL_TAIL]))
 
 
 def _described(array: NDArray[Any], map_: schema.Map) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import Store, layouts, store_of
 from tailbound.datapath.udp import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
+from tailbound.kernel.core import core
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import Ready
@@ -40,7 +41,7 @@ def address(rank: int) -> str:
 
 @cache
 def source(rank: int) -> NDArray[np.uint32]:
-    """``address`` as ``Tables.take_in`` takes it."""
+    """``address`` as ``tb_take_in`` takes it."""
     words = words_of(address(rank))
     return np.array([*words.prefix, words.address], np.uint32)
 
@@ -101,7 +102,9 @@ class Datapath:
         data, echoed = self._places
         # a prober knows an echo by a round trip unlike the last one to the nanosecond; here all could be alike
         now += self.taken % 61
-        count = self.tables.take_in(data, size, segment, _place(burst.source), now, burst.marked, echoed, 64)
+        count = core().fast.tb_take_in(
+            self.tables.address, data, size, segment, _place(burst.source), now, burst.marked, echoed, 64
+        )
         self.taken += burst.count
         if not count:
             return []
