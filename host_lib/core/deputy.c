@@ -10,6 +10,7 @@
 #include "core.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -172,11 +173,13 @@ TB_EXPORT int tb_appoint(struct tb_sleep *s)
 	pthread_mutex_lock(&d->turn);
 	error = d->timer < 0 || d->kick < 0 ? errno
 					    : pthread_create(&d->thread, NULL, tb_stand_in, d);
-	if (error)
+	if (error) {
 		tb_free(d);
-	else
-		s->deputy = (__u64)d;
-	return error;
+		return error;
+	}
+	s->deputy = (__u64)d;
+	s->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+	return 0;
 }
 
 TB_EXPORT void tb_dismiss(struct tb_sleep *s)
@@ -186,6 +189,7 @@ TB_EXPORT void tb_dismiss(struct tb_sleep *s)
 	if (!d)
 		return;
 	s->deputy = 0;
+	close(s->schedstat);
 	d->stop = 1;
 	tb_set_timer(d, 1);
 	pthread_mutex_unlock(&d->turn);

@@ -312,6 +312,7 @@ struct tb_overtime {
 	__s64 waited; /* that ops have waited past their deadlines in all */
 	__s64 answer; /* that the slowest of the last answers took */
 	__s64 lack; /* that the own thread waited for a core between two turns of one of the last ops at most */
+	__s64 lacked; /* that it has waited for one in all, as the kernel counts it */
 	double share; /* part of the time that is saved up */
 	__s64 longest; /* that answers and waits count at most */
 	__s64 latest; /* the longest wait for a core since the last op */
@@ -319,7 +320,7 @@ struct tb_overtime {
 	__u32 answered; /* how many there were */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_overtime) == 616, "tb_overtime");
+_Static_assert(sizeof(struct tb_overtime) == 624, "tb_overtime");
 
 /* What the ops of a rank are decided by, and what Python and the library tell each other in a turn; times in ns. */
 struct tb_terms {
@@ -584,7 +585,7 @@ struct tb_sleep {
 	__u32 label; /* of the op of which it was found */
 	__u32 fds; /* descriptors */
 	__u32 direct; /* 1: all sockets are the system's */
-	__u32 pad; /* 0 */
+	__s32 schedstat; /* what the kernel counts of the thread; 0 or less: nothing */
 	__u32 unsent; /* 1: own rows are still to be coded, once Python has done what was found */
 	__u32 due; /* not 0: others have said something in the midst of a turn, by which another one is due */
 };

@@ -5,8 +5,10 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define TB_SECOND 1000000000LL
 /* How long a look that is due by other events may wait after them: as a rule a half is complete meanwhile. */
@@ -202,6 +204,23 @@ TB_EXPORT __s64 tb_peek(struct tb_sleep *s)
 	return ready;
 }
 
+/*
+ * A thread that could run and does not waits for a core. That is neither a slow network nor a stop: one that was stopped is
+ * on no run queue, and its timers are late all the same. A hypervisor's share is in these alone. The kernel says ns on a
+ * core, and on a run queue (Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat"), or zeros.
+ */
+TB_EXPORT void tb_waited(struct tb_overtime *v, int schedstat)
+{
+	long long ran, waited;
+	char text[64] = {};
+
+	if (schedstat <= 0 || pread(schedstat, text, sizeof(text) - 1, 0) < 0 ||
+	    sscanf(text, "%lld %lld", &ran, &waited) != 2 || !ran)
+		return;
+	v->latest = tb_most(v->latest, waited - v->lacked);
+	v->lacked = waited;
+}
+
 /* What only Python can do (TB_WOKEN_*), or -errno. */
 TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 {
@@ -219,7 +238,9 @@ TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 		}
 		s->ready = ready < 0 ? 0 : ready;
 		found = tb_look_out(s, s->woken);
-		if (found) { /* what was done meanwhile does not count as a wait for the lock */
+		if (found) {
+			tb_waited(v, s->schedstat);
+			/* what was done meanwhile does not count as a wait for the lock */
 			took = tb_clock() - s->woken;
 			s->woken += took;
 			s->asked += took;

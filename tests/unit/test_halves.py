@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Collection
 
 import numpy as np
@@ -314,30 +315,32 @@ def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tup
 
 #: Of an op how late the thread wakes up, and how long it has waited for a core in all before each turn (None: nothing
 #: counts that), ms; how many such ops, and the longest wait between two turns (400 at most).
-WAITS: dict[str, list[tuple[tuple[int, ...], tuple[int | None, ...], int, int]]] = {
+WAITS: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = {
     "own waits are those between two turns, in the last 64 ops": [
         ((), (10, 40, 50), 1, 30), ((), (55,), 1, 30), ((), (55,), 63, 5), ((), (55,), 1, 0), ((), (10_000,), 1, 400),
     ],
     "late wake-ups tell of waits that the kernel does not count, and a stop is none": [
-        ((40, 7), (None,), 1, 40), ((401,), (), 64, 0), ((400,), (50,), 1, 400),
+        ((40, 7), (), 1, 40), ((401,), (), 64, 0), ((400,), (50,), 1, 400),
     ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("ops", WAITS.values(), ids=WAITS)
 def test_waits_for_a_core_make_silences_longer(
-    ops: list[tuple[tuple[int, ...], tuple[int | None, ...], int, int]],
+    ops: list[tuple[tuple[int, ...], tuple[int, ...], int, int]],
 ) -> None:
     """A busy host makes many short ones in an op: all together are no silence of anybody. Rule: clock-29."""
-    overtime = Overtime(S)
+    overtime, told = Overtime(S), os.memfd_create("schedstat")
     assert (overtime.lack, overtime.lacked) == (0, 0)
     for late, waited, times, lack in ops:
         for _ in range(times):
             for each in late:
                 overtime.woke(each * MS)
             for so_far in waited:
-                overtime.turned(None if so_far is None else so_far * MS)
+                os.pwrite(told, b"1 %d 1 " % (so_far * MS), 0)
+                core().fast.tb_waited(ctypes.addressof(overtime), told)
             overtime.ended()
         assert overtime.lack == lack * MS
         assert silence(overtime, deadline(S)) == min(max(20, 2 * lack) * MS, LONGEST)
-    assert overtime.lacked == (ops[-1][1][-1] or 0) * MS
+    os.close(told)
+    assert overtime.lacked == ops[-1][1][-1] * MS

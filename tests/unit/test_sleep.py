@@ -22,9 +22,9 @@ import pytest
 
 from queue_world import LATER, Told, memory
 from support import await_that
-from tailbound.collective import terms, waiter
+from tailbound.collective import waiter
 from tailbound.collective.job import Owner
-from tailbound.collective.terms import Overtime, Repairs, RunQueue
+from tailbound.collective.terms import Overtime, Repairs
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.waiter import Sleep
 from tailbound.kernel.core import address, core
@@ -308,15 +308,13 @@ def test_the_deputy_hears_that_the_thread_is_back_also_where_its_wait_has_failed
     assert made.fast.tb_back.called
 
 
-def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path) -> None:
     """Zeros: it does not count."""
-    path = tmp_path / "schedstat"
-    monkeypatch.setattr(terms, "_FILE", str(path))
-    assert RunQueue().waited() is None
-    for text, waited in {"1000 250 3": 250, "0 0 0": None, "": None, "1 2": None, "a b c": None}.items():
+    path, overtime = tmp_path / "schedstat", Overtime(0)
+    for text, waited in {"1000 250 3": 250, "0 0 0": 250, "": 250, "1": 250, "a b c": 250, "1000 300 4\n": 300}.items():
         path.write_text(text)
-        queue = RunQueue()
-        assert queue.waited() == waited
-        path.write_text("1000 300 4\n")
-        assert queue.waited() == 300
-        queue.close()
+        with path.open() as file:
+            core().fast.tb_waited(ctypes.addressof(overtime), file.fileno())
+        assert (overtime.lacked, overtime.latest) == (waited, 250)
+    core().fast.tb_waited(ctypes.addressof(overtime), -1)
+    assert overtime.lacked == 300

@@ -6,7 +6,6 @@ A deadline moves on, and what waiting past it may cost is a small share of the t
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -31,9 +30,6 @@ RESERVE = MOST // 2
 LONGEST = 400 * MS
 #: Part of the floor that the reordering window has at first, and at least.
 _NARROW = 250
-_FILE = "/proc/thread-self/schedstat"
-#: Longer than three numbers of 64 bits.
-_LENGTH = 64
 
 Asking = record_of(ASKING)
 
@@ -110,19 +106,19 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
 
     Attributes:
         open: by rank, since when it has left a question open, ns; 0: it has not.
-        lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
         held_up: ns that the own thread has waited for Python's interpreter lock (GIL) in all, with ops on their way.
     """
 
     waited: int
     answer: int
     lack: int
+    lacked: int
     latest: int
 
     def __init__(self, now: int, floor: int = FLOOR) -> None:
         super().__init__(floor, MOST * floor // FLOOR, RESERVE * floor // FLOOR, FIRST * floor / FLOOR, now)
         self.share, self.longest = SHARE, LONGEST
-        self.lacked = self.held_up = 0
+        self.held_up = 0
         self.open = (ctypes.c_int64 * (MAX_RANKS + 1))()
         self._lacks: deque[int] = deque(maxlen=KEPT_ANSWERS)
 
@@ -137,17 +133,6 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
     def woke(self, late: int) -> None:
         """The own thread woke up ``late`` ns after the time that it had asked for."""
         core().fast.tb_woke(ctypes.addressof(self), late)
-
-    def turned(self, run_queue: int | None) -> None:
-        """A turn of the own thread begins, in which it answers.
-
-        Args:
-            run_queue: what it has waited for a core since it began, ns (``RunQueue``); None: the kernel does not
-                tell, so that only late wake-ups do. A hypervisor's share is in these alone.
-        """
-        if run_queue is not None:
-            self.latest = max(self.latest, run_queue - self.lacked)
-            self.lacked = run_queue
 
     def ended(self) -> None:
         """An op has ended."""
@@ -185,35 +170,3 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
             result_mask=store.result_rows - 1,
         )  # fmt: skip
         self.pointer = ctypes.addressof(self)
-
-
-class RunQueue:
-    """How long the thread that makes it has waited for a core, as the kernel counts it; any thread may ask, in 1.5 us.
-
-    A thread that could run and does not waits for a core. That is neither a slow network nor a stop: one that was
-    stopped is on no run queue, and its timers are late all the same.
-    Format: Documentation/scheduler/sched-stats.rst of the kernel, "/proc/<pid>/schedstat": ns on a core, ns on a run
-    queue, and how many times it ran.
-    """
-
-    def __init__(self) -> None:
-        try:
-            self._fd = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # no /proc, or a kernel that does not count
-            self._fd = -1
-
-    def waited(self) -> int | None:
-        """How long the thread has waited for a core since it began, ns; None: the kernel does not tell."""
-        if self._fd < 0:
-            return None
-        try:
-            ran, waited, _ = map(int, os.pread(self._fd, _LENGTH, 0).split())
-        except (OSError, ValueError):
-            return None
-        return waited if ran else None  # one that does not count says zero
-
-    def close(self) -> None:
-        """Closes the file; ``waited`` is None from then on."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -33,7 +33,6 @@ from tailbound.collective.inbox import Inbox
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome
-from tailbound.collective.terms import RunQueue
 from tailbound.collective.timing import forgive
 from tailbound.collective.waiter import Sleep
 from tailbound.collective.window import Window
@@ -382,7 +381,7 @@ class Transpose:
                 os.eventfd_write(self._wake, what)
 
     def _run(self) -> None:
-        self._run_queue, rest = RunQueue(), None
+        rest = None
         self._turn.acquire()
         try:
             if self._on_thread is not None:
@@ -404,7 +403,6 @@ class Transpose:
             self._fail(error)
         finally:
             self._holding.stop()
-            self._run_queue.close()
             if rest is not None:
                 rest.dismiss()
             self._window.close()
@@ -481,7 +479,6 @@ class Transpose:
         if found & Woken.TURN:
             return True
         if found & Woken.SERVE:
-            job.overtime.turned(self._run_queue.waited())
             now = job.now()
             due = self._serve(now)
             self._unsettled |= job.follow()  # the library listens by that
@@ -531,7 +528,6 @@ class Transpose:
         job, window, ops = self.job, self._window, self._ops
         members, holding = job.membership, self._holding
         self._runs(now)
-        job.overtime.turned(self._run_queue.waited())
         if found := self._rest.found:  # by the library, of an op that what follows may drop
             self._rest.found = 0
             _DO[found](self, ops[self._rest.label], now)

@@ -100,6 +100,7 @@ _FUNCTIONS = {
     "tb_worth": (_INT, _P, _P, _S64, _S64, _S64),
     "tb_charge": (None, _P, _P, _S64),
     "tb_woke": (None, _P, _S64),
+    "tb_waited": (None, _P, _INT),
     "tb_start_half": (None, _P, _S64, _S64, _S64, _S64),
     "tb_lasts": (_S64, _P, _P, _INT),
     "tb_longest": (_S64, _P, _P, _INT),

@@ -15,23 +15,24 @@ from tailbound.kernel.core import core
 from tailbound.transport.steps import step_of
 from tailbound.wire.schema import Ready
 from tailbound_lab.simulate.fabric import MS
-from tailbound_lab.simulate.machine import Datapath, Heartbeat, RunQueue, readable
+from tailbound_lab.simulate.machine import Datapath, Heartbeat, readable
 
 
 class Engine(Transpose):
     """The real engine without its thread.
 
     Attributes:
+        waited: how long the transport thread has waited for a core, ns.
         ended: by the label of an op, rows of each rank that have not come, contributions and results, and whether both
             of its halves ended because nothing was missing.
     """
 
+    waited = 0
     ended: dict[int, tuple[Counter[int], bool]]
 
     def begin(self) -> None:
         """In place of ``start``."""
         self.ended = {}
-        self._run_queue: Any = RunQueue()
         self._rest = self._made([-1, -1, -1])
         cast(Any, self._rest).peek = self._peek
         self._holding._heartbeat.stop()
@@ -88,8 +89,14 @@ class Engine(Transpose):
         self._rest.ready = readable(cast(Datapath, self.job.datapath).tables)
         return int(self._rest.ready)
 
+    def _lack(self) -> None:
+        """Notes the waits for a core, in place of the kernel."""
+        overtime = self.job.overtime
+        overtime.latest, overtime.lacked = max(overtime.latest, self.waited - overtime.lacked), self.waited
+
     def turn(self, now: int) -> int:
         """One turn; when to wake up first after it."""
+        self._lack()
         if self._peek() & Ready.EVENTS:
             core().fast.tb_take_opened(self._rest.pointer)
         with self._turn:
@@ -102,6 +109,7 @@ class Engine(Transpose):
         self._rest.tell()
         with self._turn:
             found = core().fast.tb_look_out(self._rest.pointer, now)
+            self._lack()
             return 0 if self._attend(found) else self._first(now)
 
     def _first(self, now: int) -> int:

@@ -6,7 +6,6 @@ import errno
 import math
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar, cast
@@ -195,17 +194,3 @@ class Heartbeat:
     def stop(self) -> list[int]:
         """See ``holding.Heartbeat``."""
         return [0] * self._peers
-
-
-@dataclass
-class RunQueue:
-    """For ``terms.RunQueue``: how long the transport thread of a rank has waited for a core, ns."""
-
-    total: int = 0
-
-    def waited(self) -> int:
-        """So far."""
-        return self.total
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -90,7 +90,7 @@ class Rank:
             return
         if waits := self.world.waits_for_a_core():
             self._busy = now + waits
-            self.engine._run_queue.total += waits
+            self.engine.waited += waits
             self._schedule(now)
             return
         wake = 0 if self._poked else self.engine.look_out(now + ahead)
