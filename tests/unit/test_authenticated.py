@@ -14,7 +14,7 @@ import packed
 from sim.team import SimTeam, sim_team
 from support import await_that, gradients, patient, team
 from tailbound.collective.alerts import Alerts
-from tailbound.collective.announce import hold
+from tailbound.collective.holding import hold
 from tailbound.collective.inbox import Inbox
 from tailbound.transport import keys
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict

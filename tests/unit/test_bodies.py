@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective import comeback
-from tailbound.collective.announce import decode_needs, encode_needs
 from tailbound.collective.comeback import Entrance
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import Agreed
+from tailbound.transport.control import decode_needs, encode_needs
 from tailbound.transport.sequence import Position
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 

@@ -18,7 +18,6 @@ from tailbound.codec.records import NO_COUNTS, Coding, Received, Sums
 from tailbound.codec.scale import agreed
 from tailbound.codec.shape import Shape
 from tailbound.collective import switched
-from tailbound.collective.announce import announce
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Values
 from tailbound.collective.job import Job
@@ -72,12 +71,12 @@ def _measure(job: Job, op: Op) -> None:
         need[:] = EXPONENT_NONE
     op.sending, op.cold_since = Sending.AGREEING, job.now()
     op.needs[job.rank] = need.copy()
-    announce(job, op, job.peers)
+    job.announce(op, job.peers)
     op.agreeing.ask(op.cold_since)
 
 
 def _tell(job: Job, op: Op) -> None:
-    announce(job, op, untold(op, job), asks=True)
+    job.announce(op, untold(op, job), asks=True)
 
 
 def _agree(job: Job, op: Op) -> None:
@@ -226,7 +225,7 @@ def _done_sending(job: Job, op: Op) -> None:
     """Nothing of this rank's own comes in this op; all are told."""
     op.sending = Sending.OVER
     job.send_own(op, [])
-    announce(job, op, job.peers)
+    job.announce(op, job.peers)
 
 
 _DO: dict[Do, Callable[[Job, Op], None]] = {

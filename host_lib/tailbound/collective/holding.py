@@ -13,12 +13,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailbound.collective.announce import hold
 from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import address, core
 from tailbound.transport.membership import HOLD_EVERY
 from tailbound.transport.sockets import Socket, sockaddr
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
+
+
+def hold(job: Speaker, *, over: bool) -> list[bytes]:
+    """HOLD to every peer: this rank is between steps, or (``over``) no longer (clock-16). The packets, by peer."""
+    head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=Flag.FLUSH if over else 0)
+    return [job.tell(peer, head) for peer in job.peers]
 
 
 class Holding:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 
-from tailbound.collective.announce import announce, decode_needs
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
+from tailbound.transport.control import decode_needs
 from tailbound.transport.keys import Word
 from tailbound.wire.ranks import mark
 from tailbound.wire.schema import Flag, PacketType, serial_distance
@@ -52,7 +52,7 @@ class Inbox:
             if op is not None and head.type == PacketType.GONE:
                 op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
             elif op is not None and not head.rows and (op.switched or op.empty) and op.encoded and not op.published:
-                announce(job, op, [sender])
+                job.announce(op, [sender])
                 return False
             return bool(core().fast.tb_heed(ctypes.addressof(job.voice), data, len(data)))
         if label in ops:
@@ -101,4 +101,4 @@ class Inbox:
         elif not flags & (Flag.ABSTAIN | Flag.LATE):
             op.warm.add(sender)
         if flags & Flag.REPEAT and op.launch is not None and (job.rank in op.needs or op.encoded):
-            announce(job, op, [sender])
+            job.announce(op, [sender])

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective.known import Known
+from tailbound.collective.op import Op
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
 from tailbound.observe.events import Events
 from tailbound.transport.config import Config
-from tailbound.transport.control import Header, parse
+from tailbound.transport.control import Header, encode_needs, parse
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
@@ -121,6 +122,28 @@ class Speaker(Known):
         for name, value in fields.items():
             setattr(head, name, value)
         return head
+
+    def announce(self, op: Op, peers: Iterable[int], *, asks: bool = False) -> None:
+        """Sends READY for ``op`` to ``peers``, and ``asks`` for theirs (clock-2, clock-17, clock-25).
+
+        It names an op without bringing rows: this rank has launched it. Every rank sends every peer at least one packet
+        per op. Where rows do that, READY is only sent by a rank that is asked for its mark (clock-30). For a cold op,
+        of a switch, it has the scale that each group needs.
+        """
+        body = encode_needs(op.needs.get(self.rank) if op.cold else None)
+        flags = int(Flag.ABSTAIN if op.abstains else 0) | (Flag.OVERFLOW if op.outcome.overflowed else 0)
+        if flags:
+            core().fast.tb_remember(ctypes.addressof(self.voice), op.label, flags)  # peers that missed the word ask
+        flags |= (Flag.LATE if op.outcome.late else 0) | (Flag.REPEAT if asks else 0)
+        head = self.header(PacketType.READY, op.label, op.place.tag, flags=flags, seq=op.place.result_seq)
+        for peer in peers:
+            self.tell(peer, head, body)
+            self.voice.ready_sent += 1
+
+    def farewell(self, label: int) -> None:
+        """BYE, three times to every peer (clock-15)."""
+        for peer in self.peers * 3:
+            self.tell(peer, self.header(PacketType.BYE, label, 0))
 
     def acknowledge(self, rank: int, label: int, layout: int) -> None:
         """Tells ``rank`` how far this one is, and what it said of its gradient; the next pump sends it."""

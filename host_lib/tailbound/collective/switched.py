@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from tailbound.codec.scale import scales_of
-from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
@@ -36,7 +35,7 @@ def send(job: Job, op: Op) -> None:
     )  # fmt: skip
     stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
     op.largest = op.burst
-    announce(job, op, job.peers)
+    job.announce(op, job.peers)
     job.send_own(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
 

@@ -24,7 +24,6 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from tailbound.collective.alerts import LOOK_EVERY, fault_of
-from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import advance, plain, prepare
 from tailbound.collective.execute import SAME_MODEL, finish, seal
@@ -394,7 +393,7 @@ class Transpose:
                 self._sleep(again)
             if self._farewell:
                 sent = self.job.marks.contributed
-                farewell(self.job, self._newest if serial_distance(self._newest, sent) > 0 else sent)
+                self.job.farewell(self._newest if serial_distance(self._newest, sent) > 0 else sent)
                 self._linger()
             else:
                 self._end_launched(self._closed())

@@ -42,6 +42,16 @@ def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] = ()) -> tuple[Header,
     return Header.from_buffer_copy(data), data[HEADER_BYTES:]
 
 
+def encode_needs(needs: NDArray[np.int16] | None) -> bytes:
+    """The body of a READY packet, in network byte order; ``needs`` is i16[groups] for a cold op, else None."""
+    return b"" if needs is None else needs.astype(">i2").tobytes()
+
+
+def decode_needs(body: bytes, groups: int) -> NDArray[np.int16] | None:
+    """The needs in a READY packet; None if it has none, or too few."""
+    return np.frombuffer(body, ">i2", groups).astype(np.int16) if len(body) >= 2 * groups else None
+
+
 class Stamp(record_of(STAMP)):  # type: ignore[misc]
     """What headers of packets are made of whose payloads are in place (``tb_stamp``); made once and used again.
 
