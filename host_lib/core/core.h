@@ -308,7 +308,6 @@ int tb_flow_over(const struct tb_half *r, __u32 rank);
 void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length);
 __u32 tb_bitmap(const __s64 *places, __u32 count, __u8 *body, __u32 most, __u32 *size);
 __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places);
-const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb_incoming *f);
 
 /* The transport thread (wait.c). In the midst of a turn tb_meanwhile sends what is due, and says what else cannot wait. */
 __u32 tb_meanwhile(struct tb_sleep *s);

@@ -147,7 +147,7 @@ static __s64 tb_half_due(const struct tb_half *h, __s64 now)
  * Since when all of these ranks leave a question open; now: one of them was not asked since it was heard of, since a rank
  * that computes says nothing while it does; 0: none was ever heard of.
  */
-static __s64 tb_silent_since(const struct tb_terms *t, tb_set ranks, __s64 now)
+TB_EXPORT __s64 tb_silence(const struct tb_terms *t, const __u64 *ranks, __s64 now)
 {
 	const __s64 *asked = (const __s64 *)t->asked;
 	__s64 found = 0, heard;
@@ -155,25 +155,18 @@ static __s64 tb_silent_since(const struct tb_terms *t, tb_set ranks, __s64 now)
 
 	for (p = 0; p < t->ranks; p++) {
 		heard = tb_heard(t, p);
-		if (tb_has(ranks, p) && heard)
+		if (tb_in(ranks, p) && heard)
 			found = tb_most(found, tb_most(heard, asked[p] ? asked[p] : now));
 	}
 	return found;
 }
 
-/* The same of those that a half waits for. */
-TB_EXPORT __s64 tb_silence(const struct tb_terms *t, const struct tb_own_op *o, int results,
-			   __s64 now)
-{
-	return tb_silent_since(t, tb_see(t, o).awaited[results], now);
-}
-
-static int tb_worth_waiting(const struct tb_terms *t, const struct tb_half *h, tb_set awaited,
-			    int rows, __s64 now)
+static int tb_worth_waiting(const struct tb_terms *t, const struct tb_half *h,
+			    const tb_set *awaited, int rows, __s64 now)
 {
 	const struct tb_overtime *v = (const struct tb_overtime *)t->overtime;
 
-	return tb_worth(v, h, now, rows ? now : tb_silent_since(t, awaited, now), 0) ||
+	return tb_worth(v, h, now, rows ? now : tb_silence(t, (const __u64 *)awaited, now), 0) ||
 	       (h->open && tb_worth(v, h, now, now, v->reserve));
 }
 
@@ -195,7 +188,7 @@ static int tb_expired(const struct tb_terms *t, struct tb_half *h, const tb_set 
 	}
 	moved = before >= 0 ? tb_most(1, s->left) <= s->progress - before : !late;
 	if (!moved && awaited)
-		moved = tb_worth_waiting(t, h, *awaited, before >= 0 && before < s->progress, now);
+		moved = tb_worth_waiting(t, h, awaited, before >= 0 && before < s->progress, now);
 	h->progress = s->progress + 1;
 	if (!moved)
 		return 1;

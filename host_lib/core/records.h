@@ -254,6 +254,7 @@ struct tb_incoming {
 	__u32 questions; /* since the last row */
 	__u32 requests; /* rows to be requested now */
 	__u32 again; /* rows that were requested, each once */
+	__u32 mended; /* of these, how many have come */
 	__u8 known; /* it was looked at */
 	__u8 awaited; /* by the caller's last word; a suspect may come back */
 	__u8 finished; /* its sender's mark says that all rows have left */
@@ -262,7 +263,6 @@ struct tb_incoming {
 	__u8 silent; /* its mark is missed */
 	__u8 asked; /* its sender is to be asked for the mark now */
 	__u8 released; /* a switch is asked to release rows, and not only for lost ones */
-	__u8 pad[4]; /* 0 */
 };
 _Static_assert(sizeof(struct tb_incoming) == 144, "tb_incoming");
 

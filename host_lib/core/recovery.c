@@ -166,6 +166,7 @@ static struct tb_found tb_find(const struct tb_half *r, struct tb_incoming *f, _
 			if (!row->out)
 				continue;
 			row->out = 0;
+			f->mended++;
 			came = 1;
 			if (f->ended && row->first >= f->ended) {
 				asked = tb_most(asked, row->asked);
@@ -542,17 +543,6 @@ TB_EXPORT __u32 tb_bitmap(const __s64 *places, __u32 count, __u8 *body, __u32 mo
 	return n;
 }
 
-/* How many of the rows that were requested are here. */
-TB_EXPORT __u32 tb_repaired(const struct tb_half *r, __u32 rank)
-{
-	const struct tb_incoming *f = tb_flow_of(r, rank);
-	__u32 i, n = 0;
-
-	for (i = 0; f && f->again && i < f->rows; i++)
-		n += tb_rows(f)[i].place && tb_arrived(r, f, (f->first + i) % f->rows);
-	return n;
-}
-
 /* Places of a flow in list order that are to be requested now; how many. */
 TB_EXPORT __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places)
 {
@@ -567,16 +557,4 @@ TB_EXPORT __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places)
 			places[n++] = listed;
 	}
 	return n;
-}
-
-/* The flow of a half that is next after a rank in the order of ranks from the own one on; 0: none has begun. */
-TB_EXPORT const struct tb_incoming *tb_flow_after(const struct tb_half *r,
-						  const struct tb_incoming *f)
-{
-	const struct tb_incoming *end = tb_flows(r) + r->count;
-
-	for (f = f ? f + 1 : tb_flows(r); r->flows && f < end; f++)
-		if (f->known)
-			return f;
-	return 0;
 }

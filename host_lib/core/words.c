@@ -252,10 +252,10 @@ static void tb_ask_half(struct tb_voice *v, const struct tb_half *h, __s64 now)
 {
 	const struct tb_terms *t = (const struct tb_terms *)v->terms;
 	const struct tb_own_op *o = (const struct tb_own_op *)h->own_op;
-	const struct tb_incoming *f = NULL;
+	const struct tb_incoming *f = (const struct tb_incoming *)h->flows, *end = f + h->count;
 	struct tb_header head = tb_begin_word(v, TB_TYPE_REPAIR, o->label, o->layout);
 
-	while ((f = tb_flow_after(h, f))) {
+	for (; f && f < end; f++) {
 		if (f->requests)
 			tb_request_rows(v, h, f, head, now);
 		if (f->asked) {

@@ -16,6 +16,7 @@ from tailbound.collective.timing import cut
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR
 from tailbound.wire.packets import record_of
+from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import OWN_OP, Found, Phase, Sending, Why, op_slot
 
 MS, S = 1_000_000, 1_000_000_000
@@ -208,15 +209,14 @@ def test_a_late_launch_waits_for_who_lives_from_its_own_time_on() -> None:
 
 
 def heard(words: dict[int, int], questions: dict[int, int], through: Collection[int] = (), now: int = 90) -> int:
-    """Since when ranks 0 and 2 leave a question open that rank 1 has, and are not through."""
-    world, shares = OpWorld(3), np.ones(3, np.int64)
-    op = _Op(label=LABEL, shares=shares.ctypes.data)
-    world.marks("contributed", LABEL, through)
+    """Since when ranks 1 and 2 leave a question open, apart from those that are through."""
+    world = OpWorld(3)
+    awaited = (ctypes.c_uint64 * 4)(*bitmap({1, 2} - {*through}))
     for rank, when in words.items():
         world.store.peer_states[rank]["last_ns"] = when
     for rank, when in questions.items():
         asked(world.known.overtime, rank, when, words.get(rank, 0))
-    return int(core().fast.tb_silence(world.terms.pointer, ctypes.addressof(op), 0, now))
+    return int(core().fast.tb_silence(world.terms.pointer, awaited, now))
 
 
 def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:

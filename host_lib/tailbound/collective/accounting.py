@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from collections import deque
@@ -13,7 +12,6 @@ from tailbound.collective.buffers import Tally
 from tailbound.collective.op import Half, Op
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
-from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.steps import step_of
@@ -137,12 +135,11 @@ class Accounts:
         job = self._job
         for flow in half.begun if half.requested else ():
             if flow.again:
-                rank, came = flow.rank, int(core().fast.tb_repaired(ctypes.addressof(half), flow.rank))
-                job.repairs.came[stage, rank] += came
+                job.repairs.came[stage, flow.rank] += flow.mended
                 job.counters["repair_rows_asked"] += flow.again
-                job.counters["rows_repaired"] += came
-                twice = job.records.count(rank, _TWICE[stage])
-                job.repairs.paths[stage * job.world + rank].settled(flow.again, twice, probed=bool(flow.probed))
+                job.counters["rows_repaired"] += flow.mended
+                twice = job.records.count(flow.rank, _TWICE[stage])
+                job.repairs.paths[stage * job.world + flow.rank].settled(flow.again, twice, probed=bool(flow.probed))
 
     def delivered(self, op: Op) -> None:
         """Enters an op whose result has been given to its caller."""

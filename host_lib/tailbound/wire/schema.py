@@ -868,6 +868,7 @@ INCOMING = Struct(
         Field("questions", "u32", "since the last row"),
         Field("requests", "u32", "rows to be requested now"),
         Field("again", "u32", "rows that were requested, each once"),
+        Field("mended", "u32", "of these, how many have come"),
         Field("known", "u8", "it was looked at"),
         Field("awaited", "u8", "by the caller's last word; a suspect may come back"),
         Field("finished", "u8", "its sender's mark says that all rows have left"),
@@ -876,7 +877,6 @@ INCOMING = Struct(
         Field("silent", "u8", "its mark is missed"),
         Field("asked", "u8", "its sender is to be asked for the mark now"),
         Field("released", "u8", "a switch is asked to release rows, and not only for lost ones"),
-        Field("pad", "u8", "0", 4),
     ),
 )
 
