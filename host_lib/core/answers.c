@@ -23,7 +23,6 @@ struct tb_request {
 };
 
 struct tb_asked {
-	struct tb_asking *said;
 	struct tb_words letters; /* control packets that Python is to read */
 	struct tb_request *head;
 	__u32 ranks;
@@ -40,44 +39,49 @@ struct tb_rows {
 	__u32 rows, stride, first; /* first: the place of the packet that is first in memory */
 };
 
-/* What it is given outlives it. NULL: no memory. */
-TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks)
+/* NULL: no memory. */
+TB_EXPORT struct tb_asked *tb_asked_open(__u32 ranks)
 {
 	struct tb_asked *a = calloc(1, sizeof(*a) + ranks * sizeof(*a->budgets));
 	__u32 rank;
 
 	if (!a)
 		return 0;
-	a->said = said;
 	a->ranks = ranks;
 	for (rank = 0; rank < ranks; rank++)
 		a->budgets[rank].tokens = TB_DEPTH;
 	return a;
 }
 
-static void tb_forget(struct tb_asked *a, const struct tb_request *q)
+static struct tb_asked *tb_asked_of(const struct tb_voice *v)
 {
-	struct tb_request **at = &a->head;
+	return (struct tb_asked *)v->requests;
+}
+
+static void tb_forget(struct tb_voice *v, struct tb_request *q)
+{
+	struct tb_request **at = &tb_asked_of(v)->head;
 
 	while (*at != q)
 		at = &(*at)->after;
 	*at = q->after;
-	a->said->waiting--;
-	free((void *)q);
+	v->waiting--;
+	free(q);
 }
 
 /* Keeps a control packet for Python; 0: there is no memory, and it is lost. */
-int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length)
+int tb_leave_letter(struct tb_voice *v, const void *packet, __u32 length)
 {
-	int kept = tb_put_word(&a->letters, 0, packet, length);
+	int kept = tb_put_word(&tb_asked_of(v)->letters, 0, packet, length);
 
-	a->said->letters += kept;
+	v->letters += kept;
 	return kept;
 }
 
 /* The oldest of them: its bytes; 0: there is none. */
-TB_EXPORT __u32 tb_next_letter(struct tb_asked *a, void *out)
+TB_EXPORT __u32 tb_next_letter(struct tb_voice *v, void *out)
 {
+	struct tb_asked *a = tb_asked_of(v);
 	const struct tb_word *letter = a->letters.first;
 	__u32 length;
 
@@ -86,22 +90,20 @@ TB_EXPORT __u32 tb_next_letter(struct tb_asked *a, void *out)
 	length = letter->length;
 	memcpy(out, letter->packet, length);
 	tb_drop_word(&a->letters);
-	a->said->letters--;
+	v->letters--;
 	return length;
-}
-
-/* When to go on with answers, ns; 0: none is left. */
-__s64 tb_answer_at(const struct tb_voice *v)
-{
-	return ((const struct tb_asked *)v->requests)->said->again;
 }
 
 TB_EXPORT void tb_asked_close(struct tb_asked *a)
 {
+	struct tb_request *q;
+
 	while (a->letters.first)
 		tb_drop_word(&a->letters);
-	while (a->head)
-		tb_forget(a, a->head);
+	while ((q = a->head)) {
+		a->head = q->after;
+		free(q);
+	}
 	free(a);
 }
 
@@ -121,9 +123,10 @@ static struct tb_request *tb_first_of(const struct tb_asked *a, int sign, const 
  * Takes a request: the body is a bitmap of places from row on, most significant bit first. Rows of one list for one rank
  * are put together. Returns 0 where it asks for nothing, or beyond the list, or there is no memory.
  */
-TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half,
+TB_EXPORT int tb_note_request(struct tb_voice *v, __u32 label, __u32 asker, int first_half,
 			      __u32 layout, __u32 row, __u32 rows, const __u8 *body, __u32 length)
 {
+	struct tb_asked *a = tb_asked_of(v);
 	struct tb_request *q, **at = &a->head;
 	__u32 i, place, bits = tb_bits(body, length);
 
@@ -133,7 +136,7 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 		if (q->label == label && q->asker == asker && q->first_half == first_half)
 			break;
 	if (q && (q->layout != layout || q->rows != rows)) {
-		tb_forget(a, q);
+		tb_forget(v, q);
 		q = 0;
 	}
 	if (!q) {
@@ -148,7 +151,7 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 		while (*at)
 			at = &(*at)->after;
 		*at = q;
-		a->said->waiting++;
+		v->waiting++;
 	}
 	for (i = 0; i < bits; i++) {
 		place = row + i;
@@ -157,8 +160,8 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 		q->bits[place >> 6] |= 1ULL << (place & 63);
 		q->left++;
 	}
-	if (a->said->waiting > TB_REQUESTS)
-		tb_forget(a, tb_first_of(a, -1, 0));
+	if (v->waiting > TB_REQUESTS)
+		tb_forget(v, tb_first_of(a, -1, 0));
 	return 1;
 }
 
@@ -249,13 +252,13 @@ static void tb_tell_gone(struct tb_voice *v, const struct tb_request *q, const _
 	v->repair_gone += tb_tell_places(v, q->asker, &head, gone, count, 1);
 }
 
-/* Hands answers to the send queue, as far as budgets go. said->again: when to go on, 0: nothing is left. */
-TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
+/* Hands answers to the send queue, as far as budgets go. */
+TB_EXPORT void tb_answer(struct tb_voice *v, __s64 now)
 {
+	struct tb_asked *a = tb_asked_of(v);
 	const struct tb_terms *t = (const struct tb_terms *)v->terms;
 	struct tb_line *l = (struct tb_line *)v->line;
 	double pace = tb_pace(l) / tb_most(1, t->ranks - 1), share, lacking;
-	struct tb_asking *s = a->said;
 	__u64 held[TB_WORDS] = {};
 	struct tb_request *q;
 	struct tb_rows rows;
@@ -263,7 +266,7 @@ TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
 	__u8 *copies;
 	__s64 *gone;
 
-	s->again = 0;
+	v->again = 0;
 	while ((q = tb_first_of(a, 1, held))) {
 		if (!tb_find_rows(t, q, &rows))
 			rows = (struct tb_rows){};
@@ -276,7 +279,7 @@ TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
 		if (!copies) {
 			burst = tb_least(q->left, v->largest);
 			lacking = burst * rows.stride - a->budgets[q->asker].tokens;
-			s->again = tb_earlier(s->again,
+			v->again = tb_earlier(v->again,
 					      now + tb_most(0, (__s64)(lacking / share * 1e9)) + 1);
 			held[q->asker >> 6] |= 1ULL << (q->asker & 63);
 			continue;
@@ -289,6 +292,6 @@ TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
 		tb_submit_copies(l, q->label, q->asker, now + t->stage_max, rows.stride, v->largest,
 				 copies, n);
 		if (!q->left)
-			tb_forget(a, q);
+			tb_forget(v, q);
 	}
 }

@@ -244,12 +244,10 @@ struct tb_own_op *tb_complete(const struct tb_terms *t);
 __u32 tb_finish_alone(const struct tb_owner *w, struct tb_own_op *o, struct tb_sleep *s, __s64 now);
 
 /* Rows that others have requested (answers.c). */
-struct tb_asked;
-int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half, __u32 layout,
+int tb_note_request(struct tb_voice *v, __u32 label, __u32 asker, int first_half, __u32 layout,
 		    __u32 row, __u32 rows, const __u8 *body, __u32 length);
-void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now);
-__s64 tb_answer_at(const struct tb_voice *v);
-int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length);
+void tb_answer(struct tb_voice *v, __s64 now);
+int tb_leave_letter(struct tb_voice *v, const void *packet, __u32 length);
 
 /* Control packets, and questions for what is lost (words.c). tb_new_word, tb_put_word: 0 where there is no memory. */
 struct tb_word *tb_new_word(__u32 rank, const void *packet, __u32 length);

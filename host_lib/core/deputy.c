@@ -72,7 +72,7 @@ static __u32 tb_awaited(const struct tb_deputy *d, struct pollfd *polled, __s64 
 	const struct tb_terms *t = (const struct tb_terms *)s->terms;
 	__u32 i;
 
-	*first = tb_answer_at((const struct tb_voice *)s->voice);
+	*first = ((const struct tb_voice *)s->voice)->again;
 	if (d->away == TB_AWAY_BETWEEN)
 		*first = tb_earlier(*first, t->listen);
 	if (s->direct)
@@ -123,7 +123,7 @@ static void tb_relieve(struct tb_deputy *d)
 		tb_hear(t);
 		d->found |= TB_WOKEN_TURN;
 	}
-	first = tb_answer_at(v);
+	first = v->again;
 	if (polled[2].revents || (first && first <= now))
 		found = tb_serve(v, now);
 	if (d->away == TB_AWAY_BETWEEN && t->listen && t->listen <= now)

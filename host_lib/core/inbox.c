@@ -48,9 +48,9 @@ static void tb_take_request(struct tb_voice *v, const struct tb_own_op *o,
 	int leaving = o && (first_half ? o->sending == TB_SENDING_OVER : o->queued);
 
 	if ((leaving || tb_distance(label, mark) <= 0) &&
-	    tb_note_request((struct tb_asked *)v->requests, label, head->sender, first_half,
-			    tb_be16(head->layout), tb_be16(head->row), tb_be16(head->rows),
-			    (const __u8 *)(head + 1), length))
+	    tb_note_request(v, label, head->sender, first_half, tb_be16(head->layout),
+			    tb_be16(head->row), tb_be16(head->rows), (const __u8 *)(head + 1),
+			    length))
 		v->repair_requests++;
 	else
 		v->control_refused++;
@@ -142,10 +142,10 @@ TB_EXPORT __u32 tb_serve(struct tb_voice *v, __s64 now)
 		if (!tb_is_for_python(v, (struct tb_header *)packet, length))
 			found |= tb_receive(v, (struct tb_header *)packet, length, now) *
 				 TB_WOKEN_TURN;
-		else if (tb_leave_letter((struct tb_asked *)v->requests, packet, length))
+		else if (tb_leave_letter(v, packet, length))
 			found |= TB_WOKEN_SERVE;
 	}
 	free(packet);
-	tb_answer((struct tb_asked *)v->requests, v, now);
+	tb_answer(v, now);
 	return found;
 }

@@ -185,14 +185,6 @@ struct tb_sending {
 };
 _Static_assert(sizeof(struct tb_sending) == 1880, "tb_sending");
 
-/* What the library says of rows that others have requested (`core/answers.c`). */
-struct tb_asking {
-	__s64 again; /* when to go on, ns; 0: nothing is left */
-	__u32 waiting; /* requests */
-	__u32 letters; /* control packets that Python is to read */
-};
-_Static_assert(sizeof(struct tb_asking) == 16, "tb_asking");
-
 /* Results of own rows that have been handed out, and can be sent again. */
 struct tb_given {
 	__u64 after; /* struct tb_given: those of the op before, which is over; 0: none are kept */
@@ -515,6 +507,9 @@ struct tb_voice {
 	__u64 control_refused; /* control packets that were damaged, or asked for nothing */
 	__u64 control_replayed; /* control packets that were sent again by others (auth-5) */
 	__u64 requests; /* struct tb_asked: what others have requested */
+	__s64 again; /* when to go on with answers, ns; 0: none is left */
+	__u32 waiting; /* requests */
+	__u32 letters; /* control packets that Python is to read */
 	__u64 source; /* struct tb_source: where control packets come from */
 	__s32 controls; /* an eventfd that says so, for the library's tables; -1: none */
 	__u32 said_of[256]; /* ops of which something was said of the own gradient */
@@ -523,7 +518,7 @@ struct tb_voice {
 	__u32 width; /* bytes of a body at most */
 	__u32 largest; /* packets of the longest rows in a burst */
 };
-_Static_assert(sizeof(struct tb_voice) == 2208, "tb_voice");
+_Static_assert(sizeof(struct tb_voice) == 2224, "tb_voice");
 
 /* What a rank sends its rows by, and makes, sends and reads results (`collective.job`). */
 struct tb_owner {

@@ -82,7 +82,7 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
 	__s64 first = tb_earlier(((const struct tb_terms *)s->terms)->listen, sending->again);
 
-	first = tb_earlier(tb_earlier(first, tb_answer_at((const struct tb_voice *)s->voice)),
+	first = tb_earlier(tb_earlier(first, ((const struct tb_voice *)s->voice)->again),
 			   tb_earlier(s->soon, s->end));
 	return tb_least(first, now + s->longest);
 }
@@ -143,7 +143,7 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)s->terms;
 	struct tb_voice *v = (struct tb_voice *)s->voice;
-	__s64 owed = tb_answer_at(v);
+	__s64 owed = v->again;
 	struct tb_own_op *complete;
 	int left, poked = 0;
 	__u32 found = 0;

@@ -44,7 +44,7 @@ def test_what_is_answered(rank: Answers, requests: list[Any], answered: list[tup
         rank.keep(label & 0xFFFFFFFF, 10)
     assert all(rank.ask(*request, 10) for request in requests)
     assert (rank.answer(), rank.sent()) == ([], answered)
-    assert (rank.asking.waiting, rank.asking.again, rank.line.queue.empty) == (0, 0, True)
+    assert (rank.voice.waiting, rank.voice.again, rank.line.queue.empty) == (0, 0, True)
 
 
 def test_answers_leave_before_all_that_waits(rank: Answers) -> None:
@@ -60,7 +60,7 @@ def test_answers_leave_before_all_that_waits(rank: Answers) -> None:
 def test_of_too_many_requests_those_of_the_oldest_op_are_forgotten(rank: Answers) -> None:
     for label in (*range(5, MOST + 5), 1, MOST + 5):
         assert rank.ask(label, 1, (0,), 10)
-    assert (rank.asking.waiting, [op for op, _, _ in rank.answer()]) == (MOST, list(range(MOST + 5, 5, -1)))
+    assert (rank.voice.waiting, [op for op, _, _ in rank.answer()]) == (MOST, list(range(MOST + 5, 5, -1)))
 
 
 def test_contributions_are_found_by_their_place_and_results_once_they_were_handed_out(rank: Answers) -> None:
@@ -96,7 +96,7 @@ def test_rows_that_are_gone_are_told(rank: Answers, about: dict[str, Any], gone:
     rank.keep(10, 10, lacking=(2,))
     assert rank.ask(**{"label": 10, "asker": 3, "places": (1, 2, 3), "rows": 10} | about)
     assert rank.answer() == [(about.get("label", 10), 3, gone)]
-    assert (rank.sent(), rank.asking.waiting) == ([(10, 3, [1, 3])] if gone == [2] else [], 0)
+    assert (rank.sent(), rank.voice.waiting) == ([(10, 3, [1, 3])] if gone == [2] else [], 0)
 
 
 def test_contributions_that_are_late_or_none_are_gone(rank: Answers) -> None:
@@ -121,16 +121,16 @@ def test_answers_take_their_share_of_the_pace_and_hold_up_no_other_rank(rank: An
     assert rank.ask(op.label if half else label, 1, range(rows), rows, **about)
     assert (rank.answer(5), sum(len(places) for _, _, places in rank.sent())) == ([], saved)
     burst = rank.line.queue.pacer.largest(STRIDE)
-    assert rank.asking.again == pytest.approx(5 + burst * STRIDE / share * 1e9, abs=2)
+    assert rank.voice.again == pytest.approx(5 + burst * STRIDE / share * 1e9, abs=2)
     rank.keep(1, 10)
     assert rank.ask(1, 2, (4,), 10)  # of an older op
     assert (rank.answer(6), rank.sent()) == ([], [(1, 2, [4])])
-    assert (rank.answer(rank.asking.again), [len(places) for _, _, places in rank.sent()]) == ([], [burst])
-    left, now = rows - saved - burst, rank.asking.again
-    while rank.asking.waiting:
-        now = max(now + MS, rank.asking.again)
+    assert (rank.answer(rank.voice.again), [len(places) for _, _, places in rank.sent()]) == ([], [burst])
+    left, now = rows - saved - burst, rank.voice.again
+    while rank.voice.waiting:
+        now = max(now + MS, rank.voice.again)
         assert rank.answer(now) == []
-    assert now - rank.asking.again - 5 == pytest.approx((left + burst) * STRIDE / share * 1e9, rel=0.1, abs=2 * MS)
+    assert now - rank.voice.again - 5 == pytest.approx((left + burst) * STRIDE / share * 1e9, rel=0.1, abs=2 * MS)
     assert sorted(place for _, _, places in rank.sent() for place in places) == list(range(saved + burst, rows))
     assert len(shares) == len(starts) == len(firsts) == RANKS
     assert states.shape == (rows, 4)
@@ -142,7 +142,7 @@ def test_answers_take_their_share_of_the_pace_and_hold_up_no_other_rank(rank: An
 def test_any_body_is_refused_or_within_the_list(body: bytes, row: int, rows: int) -> None:
     with UdpSocket() as sock:
         rank = Answers(sock)
-        taken = rank.fast.tb_note_request(rank.repairs.asked, 1, 1, 0, TAG, row, rows, body, len(body))
+        taken = rank.fast.tb_note_request(ctypes.addressof(rank.voice), 1, 1, 0, TAG, row, rows, body, len(body))
         asked = (row + bits_of(body)).tolist()
         assert (taken, rank.answer()) == ((1, [(1, 1, asked)]) if asked and asked[-1] < rows else (0, []))
 

@@ -55,11 +55,11 @@ class Sleeper:
         self.told.terms.overtime = ctypes.addressof(self.overtime)
         self._data, self.positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
         at = self.positions.ctypes.data
-        self.sock, self._peers, self.asking = sock, np.zeros(1, DTYPES["tb_peer"]), (repairs := Repairs(4)).asking
+        self.sock, self._peers, self.asking = sock, np.zeros(1, DTYPES["tb_peer"]), voice
         self._peers["address"] = 0x0100007F  # 127.0.0.1
         source = Source(0, at, at + 8, self._data.ctypes.data, 4095, socket=sock.fileno(), peers=address(self._peers))
         terms = ctypes.addressof(self.told.terms)
-        self._kept, voice.requests, voice.source = repairs, repairs.asked, source.pointer
+        self._kept, voice.requests, voice.source = (repairs := Repairs(4)), repairs.asked, source.pointer
         words, owner = ctypes.addressof(voice), Owner(terms)
         self._owner = owner, ctypes.addressof(owner)
         self.rest = Sleep(self.made, source, self.queue, terms, words, self._owner[1], longest=LONGEST, stopped=STOPPED)

@@ -33,7 +33,7 @@ class Answers(OpWorld):
     def __init__(self, sock: UdpSocket) -> None:
         super().__init__(RANKS)
         self.line = Line([sock])
-        self.repairs, self.asking = self.known.repairs, self.known.repairs.asking
+        self.repairs = self.known.repairs
         self.line.queue.pacer.link.own = PACE * (RANKS - 1)
         self.voice = self.speaks(self.line.queue.line, 1408, self.line.queue.pacer.largest(STRIDE))
         self._kept: list[Given] = []
@@ -63,13 +63,13 @@ class Answers(OpWorld):
         """A request; whether it is taken. ``half``: for contributions."""
         label &= 0xFFFFFFFF
         return all(
-            self.fast.tb_note_request(self.repairs.asked, label, asker, half, tag, row, rows, body, len(body))
+            self.fast.tb_note_request(ctypes.addressof(self.voice), label, asker, half, tag, row, rows, body, len(body))
             for row, body in bitmaps(np.array(places, np.int64), 1408)
         )
 
     def answer(self, now: int = 0) -> list[tuple[int, int, list[int]]]:
         """Sends rows; op, asker and places of those that are gone, as the askers are told."""
-        self.fast.tb_answer(self.repairs.asked, ctypes.addressof(self.voice), now)
+        self.fast.tb_answer(ctypes.addressof(self.voice), now)
         self.line.queue.pump(now)
         said, self.line.kernel.single = [parse(data) for _, data in self.line.kernel.single], []
         return [(int(h["op"][0]), int(h["owner"][0]), (int(h["row"][0]) + bits_of(b)).tolist()) for h, b in said]

@@ -166,7 +166,7 @@ class Speaker(Known):
     def letters(self) -> Iterator[bytes]:
         """Control packets that the library has left to Python, oldest first."""
         out = ctypes.create_string_buffer(HEADER_BYTES + self.store.width)
-        while size := core().fast.tb_next_letter(self.repairs.asked, out):
+        while size := core().fast.tb_next_letter(ctypes.addressof(self.voice), out):
             yield out.raw[:size]
 
     def stamp(self) -> int:

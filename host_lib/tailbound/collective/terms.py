@@ -17,7 +17,7 @@ from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
 from tailbound.transport.config import FLOOR, MS, Config
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import ANSWERS, ASKING, KEPT_ANSWERS, MAX_RANKS, OVERTIME, TERMS
+from tailbound.wire.schema import ANSWERS, KEPT_ANSWERS, MAX_RANKS, OVERTIME, TERMS
 
 #: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
 #: with; with another floor of deadlines in proportion to that.
@@ -30,8 +30,6 @@ RESERVE = MOST // 2
 LONGEST = 400 * MS
 #: Part of the floor that the reordering window has at first, and at least.
 _NARROW = 250
-
-Asking = record_of(ASKING)
 
 
 class Path(record_of(ANSWERS)):  # type: ignore[misc]
@@ -71,9 +69,8 @@ class Repairs:
     """
 
     def __init__(self, ranks: int, floor: int = FLOOR) -> None:
-        #: what the library says of rows that others ask for, and what it keeps of them (``host_lib/core/answers.c``)
-        self.asking = Asking()
-        self.asked = core().fast.tb_asked_open(ctypes.byref(self.asking), ranks)
+        #: what the library keeps of rows that others ask for (``host_lib/core/answers.c``)
+        self.asked = core().fast.tb_asked_open(ranks)
         if not self.asked:
             raise MemoryError("no memory for requests of other ranks")
         weakref.finalize(self, core().fast.tb_asked_close, self.asked).atexit = False  # the transport may be at work

@@ -536,8 +536,7 @@ class Transpose:
         looks = [holding.poll(now)] if holding.again else []
         for label in self._rest.taken():
             window.foresee(label)
-        asking = job.repairs.asking
-        if self._rest.ready & Ready.CONTROLS or asking.again or asking.letters:
+        if self._rest.ready & Ready.CONTROLS or job.voice.again or job.voice.letters:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in members.suspects:
             if (named := job.records.newest(rank)) is not None:

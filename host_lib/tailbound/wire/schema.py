@@ -789,16 +789,6 @@ SENDING = Struct(
 )
 
 
-ASKING = Struct(
-    "tb_asking",
-    "What the library says of rows that others have requested (`core/answers.c`).",
-    (
-        Field("again", "s64", "when to go on, ns; 0: nothing is left"),
-        Field("waiting", "u32", "requests"),
-        Field("letters", "u32", "control packets that Python is to read"),
-    ),
-)
-
 GIVEN = Struct(
     "tb_given",
     "Results of own rows that have been handed out, and can be sent again.",
@@ -1069,6 +1059,9 @@ VOICE = Struct(
         Field("control_refused", "u64", "control packets that were damaged, or asked for nothing"),
         Field("control_replayed", "u64", "control packets that were sent again by others (auth-5)"),
         Field("requests", "u64", "struct tb_asked: what others have requested"),
+        Field("again", "s64", "when to go on with answers, ns; 0: none is left"),
+        Field("waiting", "u32", "requests"),
+        Field("letters", "u32", "control packets that Python is to read"),
         Field("source", "u64", "struct tb_source: where control packets come from"),
         Field("controls", "s32", "an eventfd that says so, for the library's tables; -1: none"),
         Field("said_of", "u32", "ops of which something was said of the own gradient", SAID_MOST),
@@ -1340,7 +1333,7 @@ WORK = Struct(
 
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
-    STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
+    STAMP, RUN, PATH, LINK, TARGET, SENDING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
     TALLY, GUARD, OWN_MARKS, OWN_OP, VOICE, OWNER, SOURCE, SLEEP, WORK,
 )  # fmt: skip
 
