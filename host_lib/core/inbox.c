@@ -47,12 +47,10 @@ static void tb_take_request(struct tb_voice *v, const struct tb_own_op *o,
 	__u32 label = tb_be32(head->op), mark = first_half ? m->contributed : m->published;
 	int leaving = o && (first_half ? o->sending == TB_SENDING_OVER : o->queued);
 
-	if ((leaving || tb_distance(label, mark) <= 0) &&
-	    tb_note_request(v, label, head->sender, first_half, tb_be16(head->layout),
-			    tb_be16(head->row), tb_be16(head->rows), (const __u8 *)(head + 1),
-			    length))
-		v->repair_requests++;
-	else
+	if (!(leaving || tb_distance(label, mark) <= 0) ||
+	    !tb_note_request(v, label, head->sender, first_half, tb_be16(head->layout),
+			     tb_be16(head->row), tb_be16(head->rows), (const __u8 *)(head + 1),
+			     length))
 		v->control_refused++;
 }
 
@@ -119,7 +117,6 @@ static int tb_receive(struct tb_voice *v, const struct tb_header *head, __u32 le
 		v->control_refused++;
 		return 0;
 	}
-	v->control_taken++;
 	((__s64 *)t->spoke)[head->sender] = now;
 	tb_spoke((struct tb_overtime *)t->overtime, (__s64 *)t->asked, head->sender, now);
 	return tb_heed(v, head, length);

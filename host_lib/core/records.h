@@ -501,9 +501,6 @@ struct tb_voice {
 	__u64 rows_sent_again; /* rows that a switch was asked for */
 	__u64 rows_flushed; /* rows that a switch was to release */
 	__u64 repair_gone; /* packets that said which rows do not exist */
-	__u64 repair_requests; /* packets that asked for rows, taken */
-	__u64 ready_sent; /* packets that told of an own launch */
-	__u64 control_taken; /* control packets that counted */
 	__u64 control_refused; /* control packets that were damaged, or asked for nothing */
 	__u64 control_replayed; /* control packets that were sent again by others (auth-5) */
 	__u64 requests; /* struct tb_asked: what others have requested */
@@ -518,7 +515,7 @@ struct tb_voice {
 	__u32 width; /* bytes of a body at most */
 	__u32 largest; /* packets of the longest rows in a burst */
 };
-_Static_assert(sizeof(struct tb_voice) == 2224, "tb_voice");
+_Static_assert(sizeof(struct tb_voice) == 2200, "tb_voice");
 
 /* What a rank sends its rows by, and makes, sends and reads results (`collective.job`). */
 struct tb_owner {

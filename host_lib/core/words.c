@@ -151,7 +151,6 @@ void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o)
 
 	head.seq = tb_be32(o->result_seq);
 	tb_tell(v, rank, &head, NULL, 0, 1);
-	v->ready_sent++;
 }
 
 /* Tells a rank how far this one is: the marks say it. And that it abstained: a word may be lost. */

@@ -81,8 +81,6 @@ def _tell(job: Job, op: Op) -> None:
 
 def _agree(job: Job, op: Op) -> None:
     op.buffers.scales.exponents[:] = agreed(np.stack(list(op.needs.values())))
-    if untold(op, job):
-        job.counters["cold_incomplete"] += 1
     _encode(job, op)
 
 

@@ -133,8 +133,6 @@ def finish(job: Job, op: Op) -> None:
         owner, at = ctypes.addressof(job.owner), ctypes.addressof(op)
         job.threads.through(core().waits.tb_finish, owner, at, job.threads.rest, job.now())
     outcome.overwritten = op.overwritten
-    if op.overwritten:
-        job.counters["results_overwritten"] += op.overwritten
     (switched if op.switched else peers).note(job, op)
     if op.code:
         outcome.clipped = op.buffers.encodes.sum

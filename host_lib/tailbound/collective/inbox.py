@@ -43,7 +43,6 @@ class Inbox:
         if word == Word.OLD:
             job.voice.control_replayed += 1
             return False
-        job.voice.control_taken += 1
         if job.keys is None or head.type != PacketType.HELLO:  # that may be a recorded one
             job.hear(sender, job.now())
         flags = head.flags

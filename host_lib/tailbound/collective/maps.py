@@ -225,7 +225,6 @@ class Maps:
             job.events.emit("map_too_late", reason=said)
         job.store.control["sum_base"] = window.sum_base
         self._show(ops)
-        job.counters["maps_settled"] += 1
         since, newest = agreed[-1]
         self._foresee(newest.turns)
         job.events.emit("map_settled", level=logging.INFO, id=newest.id, since=since, owners=list(newest.owners))
@@ -261,7 +260,6 @@ class Maps:
         job = self._job
         head = job.header(PacketType.MAP, job.marks.contributed, 0, owner=peer)  # an op that it may name: one begun
         job.tell(peer, head, encode_map(message, job.world))
-        job.counters["map_packets"] += 1
 
 
 class Fallback:

@@ -76,8 +76,7 @@ def alone() -> dict[str, Any]:
 
 #: Counters of words.
 _SPOKEN = (
-    "asked", "control_refused", "control_replayed", "control_taken", "ready_sent", "repair_asked", "repair_gone",
-    "repair_requests", "rows_flushed", "rows_sent_again",
+    "asked", "control_refused", "control_replayed", "repair_asked", "repair_gone", "rows_flushed", "rows_sent_again",
 )  # fmt: skip
 
 

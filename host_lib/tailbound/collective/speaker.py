@@ -138,7 +138,6 @@ class Speaker(Known):
         head = self.header(PacketType.READY, op.label, op.place.tag, flags=flags, seq=op.place.result_seq)
         for peer in peers:
             self.tell(peer, head, body)
-            self.voice.ready_sent += 1
 
     def farewell(self, label: int) -> None:
         """BYE, three times to every peer (clock-15)."""

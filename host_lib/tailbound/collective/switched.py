@@ -45,7 +45,6 @@ def note(job: Job, op: Op) -> None:
     here = b.row_count[b.source >= 0]
     wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
     op.partial = int((here < wanted).sum())
-    job.counters["rows_partial"] += op.partial
     outcome.expected += rows + wanted * len(here)
     outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
     outcome.missed = rows - len(here)
@@ -82,7 +81,6 @@ def _silence(job: Job, op: Op, present: int) -> None:
         job.silent_ops *= not present
         return
     job.silent_ops += 1
-    job.counters["switch_silent_ops"] += 1
     if job.silent_ops == job.config.suspect_after:
         switch = job.config.switch
         assert switch is not None

@@ -254,7 +254,6 @@ class Transpose:
         self.maps.adopt(to, self._window)
         job.membership.woke(to.step)
         job.counters["jumps"] += 1
-        job.counters["steps_jumped"] += skipped
         return skipped
 
     def enter(self, to: Position, away: Collection[int] = ()) -> None:
@@ -317,7 +316,6 @@ class Transpose:
         job.hear(rank, job.now())
         job.publish_live()
         self._unsettled = True
-        job.counters["ranks_back"] += 1
         text = f"rank {rank} has come back and takes part from step {step} on"
         job.events.emit("rank_back", text, level=logging.INFO, back=rank, step=step)
         return job.stamps(rank)
