@@ -28,7 +28,7 @@ from queue_world import ADDRESS, Line, Told
 from reference_worker import ReferenceTables
 from soak.part import Tell
 from tailbound.codec.owners import OwnerMap
-from tailbound.collective import known, op, terms
+from tailbound.collective import op, speaker, terms
 from tailbound.collective.op import Op
 from tailbound.kernel import core
 from tailbound.transport import control, queue
@@ -202,7 +202,7 @@ def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    for module in (control, queue, known, op, op_world, terms):
+    for module in (control, queue, op, op_world, speaker, terms):
         module.core = lambda: library  # type: ignore[attr-defined]
     for switched in (False, True):
         _ops(rng, count // 2, switched=switched)

@@ -12,8 +12,8 @@ import pytest
 
 from op_world import OpWorld, asked, begin, launched
 from tailbound.codec.owners import OwnerMap
-from tailbound.collective.known import SELF_LATE_AFTER
 from tailbound.collective.op import AGREEING, Op
+from tailbound.collective.speaker import SELF_LATE_AFTER
 from tailbound.collective.step import Do, step
 from tailbound.collective.window import Window
 from tailbound.kernel.core import core

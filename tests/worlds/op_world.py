@@ -9,9 +9,8 @@ import numpy as np
 
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
-from tailbound.collective.known import Known
 from tailbound.collective.op import Flow, Half, Launch, Op
-from tailbound.collective.speaker import Marks, Voice
+from tailbound.collective.speaker import Marks, Speaker, Voice
 from tailbound.collective.terms import Overtime
 from tailbound.datapath.protocol import allocate, store_of
 from tailbound.kernel.core import core
@@ -44,7 +43,7 @@ class OpWorld:
     """
 
     def __init__(self, ranks: int, rows: int = 64, **config: Any) -> None:
-        self.known = Known(Config(0, ranks, **config), COOKIE, store_of(allocate(64, rows, rows)), 0)
+        self.known = Speaker(Config(0, ranks, **config), store_of(allocate(64, rows, rows)), None, COOKIE, lambda: 0)
         self.terms, self.store, self.fast = self.known.terms, self.known.store, core().fast
         self.store.control["need"] = self.known.membership.majority
         self.store.peer_states["cookie"][:ranks] = COOKIE

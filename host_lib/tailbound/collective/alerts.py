@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tailbound.collective.known import Known
+from tailbound.collective.speaker import Speaker
 from tailbound.collective.timing import WHO_WAITS
 from tailbound.datapath.protocol import Datapath
 from tailbound.errors import TransportError
@@ -56,7 +56,7 @@ LOOK_EVERY = 1_000_000_000
 class Alerts:
     """What one rank says in the log of the others, and of itself; it looks once a step."""
 
-    def __init__(self, known: Known, ledger: Ledger, events: Events) -> None:
+    def __init__(self, known: Speaker, ledger: Ledger, events: Events) -> None:
         self._known, self._ledger, self._events = known, ledger, events
         self._late = Episodes(_LATE, _IN_TIME)
         self._losses = Losses(WINDOW)
@@ -295,7 +295,7 @@ class Episodes:
         return "begins"
 
 
-def fault_of(known: Known, datapath: Datapath) -> TransportError | None:
+def fault_of(known: Speaker, datapath: Datapath) -> TransportError | None:
     """A fault of the program that receives here, as an error in place of losses for ever; None: there is none.
 
     To be called now and then (``LOOK_EVERY``).

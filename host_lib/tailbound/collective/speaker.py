@@ -1,35 +1,41 @@
-"""What it takes to say something: to the others in headers and control packets, to the own kernel in its records."""
+"""What one rank knows of its job and the others, and what it says: in headers, control packets, and to its kernel."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
-from tailbound.collective.known import Known
-from tailbound.collective.op import Op
+from tailbound.codec.scale import weights_of
+from tailbound.collective.op import Op, Pending
+from tailbound.collective.records import Records
+from tailbound.collective.terms import Overtime, Repairs, Terms
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
 from tailbound.observe.events import Events
 from tailbound.transport.config import Config
 from tailbound.transport.control import Header, encode_needs, parse
+from tailbound.transport.deadline import Deadlines
 from tailbound.transport.keys import KeyRing, Stamps, Word
+from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
-from tailbound.transport.steps import Steps
+from tailbound.transport.steps import OLD, STEP_MASK, Steps
 from tailbound.wire import schema
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OWN_MARKS, ROW_STEP, VOICE, Flag, PacketType
+from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OWN_MARKS, ROW_STEP, VOICE, Flag, PacketType, op_label
 from tailbound.wire.tag import NO_KEY
 
+#: Seals missed by the own row before it is no longer waited for (clock-8).
+SELF_LATE_AFTER = 3
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
 _STAMP, _STAMP_AT = struct.Struct(">Q"), Header.exponent.offset
 assert Header.count.offset == _STAMP_AT + _STAMP.size
@@ -38,7 +44,7 @@ assert Header.count.offset == _STAMP_AT + _STAMP.size
 Marks, Voice = record_of(OWN_MARKS), record_of(VOICE)
 
 
-class Speaker(Known):
+class Speaker:
     """What one rank knows, and what it says of it.
 
     The window, the inbox and the channels see a ``Speaker`` and no ``Job``: nothing in it codes, sums or
@@ -52,7 +58,12 @@ class Speaker(Known):
         keys: of the job, where it has a key.
         now: CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too; a simulation brings its own.
 
-    Attributes:
+    Attributes: beside those that say what they are.
+        rank, ranks: own rank, and how many contribute.
+        peers: the others, beginning with the rank after the own one.
+        switch: rank of the job's switch; None: there is none.
+        world: ranks that can own rows: with a switch, one more than those that contribute.
+        weights: what sums have room for.
         queue: all that is sent leaves by it; of a ``Job``.
     """
 
@@ -67,7 +78,36 @@ class Speaker(Known):
         now: Callable[[], int] = time.monotonic_ns,
         keys: KeyRing | None = None,
     ) -> None:
-        super().__init__(config, cookie, store, now())
+        self.config, self.cookie = config, cookie
+        self.rank, self.ranks = config.rank, config.ranks
+        self.peers = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]
+        self.switch = self.ranks if config.switch is not None else None
+        self.world = self.ranks + (config.switch is not None)
+        self.weights = weights_of(self.ranks)
+        self.store = store
+        self.records = Records(store, cookie)
+        self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
+        self.deadlines = Deadlines(config)
+        self.overtime = Overtime(now(), config.floor)
+        self.repairs = Repairs(self.world, config.floor)
+        #: what the library decides about ops by
+        self.terms = Terms(config, self.world, cookie, store, self.overtime, self.repairs.paths)
+        #: scales that the next op of a key carries on where a switch sums
+        self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
+        #: own ops in a row that were sealed without the own rows
+        self.self_misses = 0
+        #: rows of the smallest result and sums ring of all ranks: no more is in flight than these take
+        self.least_rings = store.result_rows, store.sum_rows
+        #: finished ops whose arrival stamps are still to be read
+        self.pending: deque[Pending] = deque()
+        #: the step whose ops are among them, and when it began
+        self.sampled = -1, -(1 << 62)
+        #: whether packets carry tags, as the kernel was told (auth-2)
+        self.armed = False
+        #: ops running of which the switch has sent nothing
+        self.silent_ops = 0
+        self._told: tuple[int, ...] = ()
+        self.follow()
         self.now = now
         #: of the job; None: packets carry checks
         self.keys = keys
@@ -93,6 +133,71 @@ class Speaker(Known):
         self._take_key()
         self.advertise_deadline(self.deadlines.advertised)
         self._live: tuple[list[int], int] | None = None
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    def owners(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
+        """Owners by an owner map: ``ranks``, or (``switched``) the switch alone, if there is one."""
+        return (self.switch,) if switched and self.switch is not None else ranks
+
+    def switched(self, owner_map: OwnerMap) -> bool:
+        """Whether rows of ops placed by ``owner_map`` go to the switch."""
+        return self.switch is not None and self.switch in owner_map.owners
+
+    def scales(self, op: Op) -> NDArray[np.int16] | None:
+        """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""
+        known = self.exponents.get(op.key)
+        return known if known is not None and len(known) == op.place.layout.shape.groups else None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the IP packet of a full row."""
+        ip = schema.IPV6_BYTES if self.store.control["prefix"].any() else schema.IPV4_BYTES
+        return ip + schema.UDP_BYTES + schema.HEADER_BYTES + self.store.width
+
+    @property
+    def self_late(self) -> bool:
+        """Whether the own row is no longer waited for (clock-8)."""
+        return self.self_misses >= SELF_LATE_AFTER
+
+    def summed(self, op: Op) -> list[int]:
+        """Own rows of ``op`` that hold a contribution, by rank."""
+        found = (ctypes.c_int64 * self.world)()
+        core().fast.tb_summed(self.terms.pointer, ctypes.addressof(op), found)
+        return list(found)
+
+    def hear(self, rank: int, now: int) -> None:
+        """A word of ``rank`` has come."""
+        self.terms.heard[rank] = now
+        self.overtime.spoke(rank, now)
+
+    def spoke(self, rank: int) -> int:
+        """When a word of ``rank`` was last read, ns; 0: never."""
+        return self.terms.heard[rank]
+
+    def newest(self, own: int) -> int:
+        """The newest op label that a live rank has named, or ``own`` if none is newer."""
+        return int(core().fast.tb_newest(self.terms.pointer, own))
+
+    def age(self, step: int) -> None:
+        """Dates what is old in ``step`` back (``OLD``), before it would seem to be still to come."""
+        self.membership.age(step)
+        oldest = np.uint32(op_label(step - OLD & STEP_MASK, 0))
+        for mark in ("newest", "contributed", "published"):  # of ranks that have left
+            marks = self.store.peer_states[mark]
+            marks[(oldest - marks).view(np.int32) > 0] = oldest
+
+    def follow(self) -> bool:
+        """Tells the library what concerns all ops; returns whether it is another than before: all have news then."""
+        members, deadlines, terms = self.membership, self.deadlines, self.terms
+        told = members.changes, self.self_misses >= SELF_LATE_AFTER, deadlines.quiet, deadlines.start_max
+        if told == self._told:  # asked for many times an op
+            return False
+        self._told = told
+        _, terms.self_late, terms.silence, terms.start_max = told
+        terms.live, terms.owners, terms.gone = bitmap(members.live), bitmap(members.owners), bitmap(members.gone)
+        terms.voters, terms.suspects = bitmap(members.voters), bool(members.suspects)
+        return True
 
     # -- the others ---------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 from enum import Enum, auto
 
-from tailbound.collective.known import Known
 from tailbound.collective.op import Op
+from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
 from tailbound.wire.schema import Sending
 
@@ -33,7 +33,7 @@ class Do(Enum):
     COLLECT = auto()  #: Take the codes, which a device has made by now, and hand them to the send queue.
 
 
-def step(op: Op, known: Known, now: int) -> tuple[Do, int]:
+def step(op: Op, known: Speaker, now: int) -> tuple[Do, int]:
     """What to do for the own rows of ``op`` now, and when to look again, ns; 0: when something arrives.
 
     Args:
@@ -58,13 +58,13 @@ def step(op: Op, known: Known, now: int) -> tuple[Do, int]:
     return _agree(op, known, now)
 
 
-def _late_rows_serve(op: Op, known: Known) -> bool:
+def _late_rows_serve(op: Op, known: Speaker) -> bool:
     """Results that are lacking can be had of a switch by sending the own rows."""
     record = known.records.of(op.label)
     return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
 
 
-def _over_for_all(op: Op, known: Known, now: int) -> bool:
+def _over_for_all(op: Op, known: Speaker, now: int) -> bool:
     """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for.
 
     Its deadline says so where a switch sums. Owners wait longer for a rank that lives: their marks tell when they have
@@ -77,7 +77,7 @@ def _over_for_all(op: Op, known: Known, now: int) -> bool:
     return op.switched or now > op.start + known.config.stage_max or through
 
 
-def _agree(op: Op, known: Known, now: int) -> tuple[Do, int]:
+def _agree(op: Op, known: Speaker, now: int) -> tuple[Do, int]:
     """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
     missing = untold(op, known)
     start = op.start or op.admitted + known.deadlines.start_max
@@ -96,7 +96,7 @@ def _agree(op: Op, known: Known, now: int) -> tuple[Do, int]:
     return what, min(op.agreeing.due, limit)
 
 
-def untold(op: Op, known: Known) -> list[int]:
+def untold(op: Op, known: Speaker) -> list[int]:
     """Live ranks that have told neither their scales nor that they bring no rows."""
     told = op.needs.keys() | op.abstainers
     return [p for p in known.membership.live if p not in told]

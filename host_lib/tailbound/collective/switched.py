@@ -11,8 +11,8 @@ import numpy as np
 
 from tailbound.codec.scale import scales_of
 from tailbound.collective.job import Job
-from tailbound.collective.known import Known
 from tailbound.collective.op import Op
+from tailbound.collective.speaker import Speaker
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.control import Stamp
@@ -57,7 +57,7 @@ def note(job: Job, op: Op) -> None:
     _silence(job, op, op.present)
 
 
-def _awaited(known: Known, op: Op) -> int:
+def _awaited(known: Speaker, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
     return 1 + len({*known.membership.live} - op.abstainers - op.stayed_out)
 
