@@ -113,7 +113,7 @@ static struct tb_request *tb_first_of(const struct tb_asked *a, int sign, const 
 	struct tb_request *q, *best = 0;
 
 	for (q = a->head; q; q = q->after)
-		if (!(held && tb_in(held, q->asker)) &&
+		if (!(held && tb_has(held, q->asker)) &&
 		    (!best || sign * tb_distance(q->label, best->label) > 0))
 			best = q;
 	return best;

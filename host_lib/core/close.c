@@ -54,13 +54,13 @@ TB_EXPORT int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32
 }
 
 /* Judges one op by rows, as they should be and as they came: what is called for. */
-TB_EXPORT __u32 tb_judge_loss(const struct tb_guard *g, __s64 due, __s64 came)
+TB_EXPORT __u32 tb_judge_loss(const struct tb_owner *w, __s64 due, __s64 came)
 {
 	double loss = due ? 1 - (double)came / (double)due : 0;
 
 	if (due - came < TB_FEWEST)
 		return TB_ACTION_NONE;
-	return loss > g->stop ? TB_ACTION_STOP : loss > g->skip ? TB_ACTION_SKIP : TB_ACTION_NONE;
+	return loss > w->stop ? TB_ACTION_STOP : loss > w->skip ? TB_ACTION_SKIP : TB_ACTION_NONE;
 }
 
 /* Closes the first half: nothing more is added. abstains: this rank brings none to the op. 0, or an errno. */
@@ -85,7 +85,7 @@ TB_EXPORT int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int 
 		o->abstained[i] |= r->abstained[i];
 	tb_summed(t, o, came);
 	tb_account(t, o, 0, abstains, came, (struct tb_books *)w->books, y);
-	o->action = tb_judge_loss((const struct tb_guard *)w->guard, y->judged, y->judged_came);
+	o->action = tb_judge_loss(w, y->judged, y->judged_came);
 	if (y->quorum)
 		o->say |= TB_FLAG_QUORUM;
 	if (o->action)

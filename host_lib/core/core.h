@@ -38,11 +38,6 @@ static inline double tb_lower(double a, double b)
 	return a < b ? a : b;
 }
 
-static inline double tb_higher(double a, double b)
-{
-	return a > b ? a : b;
-}
-
 static inline __s64 tb_most(__s64 a, __s64 b)
 {
 	return a > b ? a : b;
@@ -53,13 +48,9 @@ static inline __s64 tb_earlier(__s64 a, __s64 b)
 	return a && b ? tb_least(a, b) : a | b;
 }
 
-static inline int tb_in(const __u64 *ranks, __u32 rank)
-{
-	return ranks[rank >> 6] >> (rank & 63) & 1;
-}
-
-/* A set of ranks. */
+/* A set of ranks, and whether one is in a set or in its words. */
 typedef __u64 tb_set __attribute__((vector_size(8 * TB_WORDS), aligned(8), may_alias));
+#define tb_has(ranks, rank) ((ranks)[(rank) >> 6] >> ((rank)&63) & 1)
 
 static inline tb_set tb_set_of(const __u64 *words)
 {
@@ -73,11 +64,6 @@ static inline __u32 tb_count(tb_set ranks)
 	for (w = 0; w < TB_WORDS; w++)
 		n += __builtin_popcountll(ranks[w]);
 	return n;
-}
-
-static inline int tb_has(tb_set ranks, __u32 rank)
-{
-	return ranks[rank >> 6] >> (rank & 63) & 1;
 }
 
 static inline tb_set tb_rank(__u32 rank)

@@ -155,7 +155,7 @@ TB_EXPORT __s64 tb_silence(const struct tb_terms *t, const __u64 *ranks, __s64 n
 
 	for (p = 0; p < t->ranks; p++) {
 		heard = tb_heard(t, p);
-		if (tb_in(ranks, p) && heard)
+		if (tb_has(ranks, p) && heard)
 			found = tb_most(found, tb_most(heard, asked[p] ? asked[p] : now));
 	}
 	return found;
@@ -357,7 +357,7 @@ static __s64 tb_owned(const struct tb_terms *t, const struct tb_own_op *o)
 	__u32 p;
 
 	for (p = 0; p < t->ranks; p++)
-		rows += tb_in(t->owners, p) ? tb_share(o, p) : 0;
+		rows += tb_has(t->owners, p) ? tb_share(o, p) : 0;
 	return rows;
 }
 
@@ -615,7 +615,7 @@ TB_EXPORT __u32 tb_newest(const struct tb_terms *t, __u32 newest)
 	__u32 p;
 
 	for (p = 0; p < t->ranks; p++)
-		if (tb_in(t->live, p) && s[p].cookie == t->cookie &&
+		if (tb_has(t->live, p) && s[p].cookie == t->cookie &&
 		    tb_distance(s[p].newest, newest) > 0)
 			newest = s[p].newest;
 	return newest;

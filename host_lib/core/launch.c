@@ -57,7 +57,7 @@ TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	for (i = 1; i < t->ranks; i++) { /* in turn, beginning with the next rank (clock-17) */
 		p = (t->rank + i) % t->ranks;
 		rows = tb_share(o, p);
-		if (tb_in(t->gone, p))
+		if (tb_has(t->gone, p))
 			continue;
 		if (!rows || tb_sent(t, p, o->label, 1)) { /* it hears of every op (clock-2) */
 			tb_say_ready((struct tb_voice *)w->voice, p, o);

@@ -387,13 +387,6 @@ struct tb_tally {
 };
 _Static_assert(sizeof(struct tb_tally) == 112, "tb_tally");
 
-/* Limits on what is lost of an op (`transport.config`); fractions. */
-struct tb_guard {
-	double stop; /* beyond which training ends */
-	double skip; /* beyond which no rank applies the op */
-};
-_Static_assert(sizeof(struct tb_guard) == 16, "tb_guard");
-
 /* Own marks: the highest op whose contributions (results) have been sent in full. */
 struct tb_own_marks {
 	__u32 contributed; /* of contributions */
@@ -524,7 +517,8 @@ struct tb_owner {
 	__u64 line; /* struct tb_line */
 	__u64 marks; /* struct tb_own_marks */
 	__u64 books; /* struct tb_books[], of contributions, then of results, by rank */
-	__u64 guard; /* struct tb_guard: of contributions */
+	double stop; /* part of an op's contributions beyond which training ends if it is lost */
+	double skip; /* beyond which no rank applies the op */
 	__u64 code; /* the compiled pass that makes results (``wire.jit.entry``) */
 	__u64 memory; /* words of what it works in */
 	__u64 voice; /* struct tb_voice */
@@ -532,7 +526,7 @@ struct tb_owner {
 	__u32 most; /* rows that the thread makes in one go */
 	__u32 form; /* Flag bits of a switch's results; 0: there is none */
 };
-_Static_assert(sizeof(struct tb_owner) == 88, "tb_owner");
+_Static_assert(sizeof(struct tb_owner) == 96, "tb_owner");
 
 /* Where a datapath's events and words come from, and who seals its slots: the library's tables, or a kernel's maps. */
 struct tb_source {

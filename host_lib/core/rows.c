@@ -19,7 +19,7 @@ TB_EXPORT void tb_summed(const struct tb_terms *t, const struct tb_own_op *o, __
 		if (s->cookie != t->cookie || s->op != o->label)
 			continue;
 		for (rank = 0; rank < t->ranks; rank++)
-			summed[rank] += tb_in(s->ranks, rank);
+			summed[rank] += tb_has(s->ranks, rank);
 	}
 }
 

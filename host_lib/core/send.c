@@ -336,9 +336,11 @@ static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u3
 /* One above the speed of the link ends the limit, and none is below half of an equal share of the floor. */
 static void tb_set_rate(struct tb_path *p, const struct tb_link *link, double rate, __s64 now)
 {
+	double least = tb_lower(link->floor, link->speed) / link->peers / 2;
+
 	p->raised = now;
 	p->limited = rate <= link->speed;
-	p->rate = tb_higher(tb_lower(link->floor, link->speed) / link->peers / 2, rate);
+	p->rate = rate > least ? rate : least;
 }
 
 static void tb_raise(struct tb_path *p, const struct tb_link *link, __s64 now)
@@ -506,7 +508,7 @@ static int tb_takes(const struct tb_line *l, const struct tb_item *item, __u32 r
 	if (!t || rank >= t->ranks || item->queue == TB_AGAIN)
 		return 1;
 	if (item->queue == TB_RESULTS)
-		return !tb_in(t->gone, rank);
+		return !tb_has(t->gone, rank);
 	state = (const struct tb_peer_state *)t->states + rank;
 	return state->cookie != t->cookie ||
 	       tb_distance(TB_READ_ONCE(state->published), item->label) < 0;
@@ -622,7 +624,7 @@ static void tb_want_probe(struct tb_line *l, __u32 rank)
 	const struct tb_path *p = &l->paths[rank];
 	struct tb_sending *s = l->s;
 
-	if (!s->voice || tb_in(l->due, rank))
+	if (!s->voice || tb_has(l->due, rank))
 		return;
 	if (p->sent && p->bytes < TB_EVERY && !p->limited)
 		return;

@@ -169,7 +169,7 @@ void tb_say_left(struct tb_voice *v, const struct tb_own_op *o)
 	__u32 p;
 
 	for (p = 0; p < t->ranks; p++)
-		if (p != t->rank && !tb_in(t->gone, p))
+		if (p != t->rank && !tb_has(t->gone, p))
 			tb_acknowledge(v, p, o->label, o->layout);
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from op_world import OpWorld, asked, begin
+from op_world import OpWorld, asked, begin, spoke
 from tailbound.collective.op import Half
 from tailbound.collective.terms import FIRST, LONGEST, MOST, SHARE, Overtime
 from tailbound.collective.timing import cut
@@ -308,13 +308,13 @@ ANSWERS: dict[str, list[tuple[str, int, tuple[int, ...], int]]] = {
 def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tuple[int, ...], int]]) -> None:
     overtime, clock = Overtime(S), deadline(S)
     for word, rank, times, answer in said:
-        (asked if word == "asked" else Overtime.spoke)(overtime, rank, *times)
+        (asked if word == "asked" else spoke)(overtime, rank, *times)
         assert (overtime.answer, silence(overtime, clock)) == (answer, min(max(20 * MS, 2 * answer), LONGEST))
     assert [overtime.open[rank] for rank in (2, 3)] == [0, 0], "no question is open after a word"
 
 
-#: Of an op how late the thread wakes up, and how long it has waited for a core in all before each turn (None: nothing
-#: counts that), ms; how many such ops, and the longest wait between two turns (400 at most).
+#: Of an op how late the thread wakes up, and how long it has waited for a core in all before each turn, ms; how many
+#: such ops, and the longest wait between two turns (400 at most).
 WAITS: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = {
     "own waits are those between two turns, in the last 64 ops": [
         ((), (10, 40, 50), 1, 30), ((), (55,), 1, 30), ((), (55,), 63, 5), ((), (55,), 1, 0), ((), (10_000,), 1, 400),

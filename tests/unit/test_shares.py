@@ -12,7 +12,7 @@ from tailbound.kernel.core import core
 from tailbound.transport.agreement import Lateness, Shares
 from tailbound.transport.config import Limits
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import GUARD, Action
+from tailbound.wire.schema import OWNER, Action
 
 MS = 1_000_000
 ALL = (0, 1, 2, 3)
@@ -158,7 +158,7 @@ def test_half_of_those_that_are_there_own_rows_and_two_at_least(
     ],
 )
 def test_one_op_is_judged_by_its_loss(expected: int, taken: int, action: Action) -> None:
-    guard = record_of(GUARD)(stop=0.9, skip=0.5)
+    guard = record_of(OWNER)(stop=0.9, skip=0.5)
     assert core().fast.tb_judge_loss(ctypes.addressof(guard), expected, taken) == action
 
 

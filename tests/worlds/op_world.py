@@ -33,6 +33,11 @@ def asked(overtime: Overtime, rank: int, now: int, heard: int) -> None:
     core().fast.tb_question(ctypes.addressof(overtime.open), rank, now, heard)
 
 
+def spoke(overtime: Overtime, rank: int, now: int) -> None:
+    """``rank`` said something."""
+    core().fast.tb_spoke(ctypes.addressof(overtime), ctypes.addressof(overtime.open), rank, now)
+
+
 class OpWorld:
     """Rank 0 of ``ranks``; marks of others, the records of ops and the rows that are in are what a test says.
 

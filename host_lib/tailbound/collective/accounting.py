@@ -15,9 +15,8 @@ from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.steps import step_of
-from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import GUARD, Action, Flag, Stage, Verdict
+from tailbound.wire.schema import Action, Flag, Stage, Verdict
 
 #: Durations that are kept, for a median and a tail.
 _DURATIONS = 512
@@ -25,8 +24,6 @@ _DURATIONS = 512
 _WHOLE = 4
 #: Verdict on rows that come a second time by a request, by stage.
 _TWICE = Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT
-#: A loss that there is not.
-_NEVER = 2.0
 
 
 class Accounts:
@@ -38,18 +35,15 @@ class Accounts:
 
     Attributes:
         ledger: rows by peer and what became of them.
-        guard: what contributions to the own rows are judged by, which binds all ranks (``tb_guard``).
         latency: of the last ops, from launch to the end of decode, ns.
         flow_bytes: of one rank's contributions to this one, in the last op.
         trace: the timeline of the last ops; None without ``TAILBOUND_TRACE``.
     """
 
     def __init__(self, job: Speaker, complain: Callable[[int], None]) -> None:
-        self._job, limits = job, job.config.safeguard
-        given = [_NEVER if limit is None else limit for limit in (limits.stop, limits.skip)]
+        self._job = job
         self._complain = complain
         self.ledger = Ledger(job.world)
-        self.guard = record_of(GUARD)(*given)
         self._minority = Episodes(1, _WHOLE)
         self.latency = deque[int](maxlen=_DURATIONS)
         self.flow_bytes = 0

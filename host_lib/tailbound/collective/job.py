@@ -33,6 +33,8 @@ from tailbound.wire.schema import OWNER, PacketType
 
 log = logging.getLogger("tailbound")
 Owner = record_of(OWNER)
+#: A loss that there is not.
+_NEVER = 2.0
 
 
 class Job(Speaker):
@@ -64,11 +66,12 @@ class Job(Speaker):
         self.queue = SendQueue(sender, pacer, self.voice, 1 if datapath.name == "xdp" else 2, now)
         self.voice.source, self.voice.controls = datapath.source.pointer, datapath.fds()[1]
         self.channels = Channels(self, datapath)
+        limits = [_NEVER if one is None else one for one in (config.safeguard.stop, config.safeguard.skip)]
         #: what results are made, sent and read by
         self.owner = Owner(
             self.terms.pointer, datapath.source.pointer, self.queue.line,
             ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
-            ctypes.addressof(self.accounts.guard), mean_entry(), self.threads.scratch.memory_at,
+            *limits, mean_entry(), self.threads.scratch.memory_at,
             ctypes.addressof(self.voice), address(self.store.expect_results), GROUP_ROWS * self.threads.alone,
             FORMS[config.switch.form] if config.switch else 0,
         )  # fmt: skip

@@ -169,7 +169,8 @@ class Speaker:
     def hear(self, rank: int, now: int) -> None:
         """A word of ``rank`` has come."""
         self.terms.heard[rank] = now
-        self.overtime.spoke(rank, now)
+        overtime = self.overtime
+        core().fast.tb_spoke(ctypes.addressof(overtime), ctypes.addressof(overtime.open), rank, now)
 
     def spoke(self, rank: int) -> int:
         """When a word of ``rank`` was last read, ns; 0: never."""

@@ -119,14 +119,6 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         self.open = (ctypes.c_int64 * (MAX_RANKS + 1))()
         self._lacks: deque[int] = deque(maxlen=KEPT_ANSWERS)
 
-    # -- who lives ----------------------------------------------------------------------------------------------------
-
-    def spoke(self, rank: int, now: int) -> None:
-        """``rank`` said something at ``now``."""
-        core().fast.tb_spoke(ctypes.addressof(self), ctypes.addressof(self.open), rank, now)
-
-    # -- the own thread -----------------------------------------------------------------------------------------------
-
     def woke(self, late: int) -> None:
         """The own thread woke up ``late`` ns after the time that it had asked for."""
         core().fast.tb_woke(ctypes.addressof(self), late)

@@ -1012,15 +1012,6 @@ TALLY = Struct(
     ),
 )
 
-GUARD = Struct(
-    "tb_guard",
-    "Limits on what is lost of an op (`transport.config`); fractions.",
-    (
-        Field("stop", "f64", "beyond which training ends"),
-        Field("skip", "f64", "beyond which no rank applies the op"),
-    ),
-)
-
 OWN_MARKS = Struct(
     "tb_own_marks",
     "Own marks: the highest op whose contributions (results) have been sent in full.",
@@ -1078,7 +1069,8 @@ OWNER = Struct(
         Field("line", "u64", "struct tb_line"),
         Field("marks", "u64", "struct tb_own_marks"),
         Field("books", "u64", "struct tb_books[], of contributions, then of results, by rank"),
-        Field("guard", "u64", "struct tb_guard: of contributions"),
+        Field("stop", "f64", "part of an op's contributions beyond which training ends if it is lost"),
+        Field("skip", "f64", "beyond which no rank applies the op"),
         Field("code", "u64", "the compiled pass that makes results (``wire.jit.entry``)"),
         Field("memory", "u64", "words of what it works in"),
         Field("voice", "u64", "struct tb_voice"),
@@ -1331,7 +1323,7 @@ WORK = Struct(
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
     STAMP, RUN, PATH, LINK, TARGET, SENDING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
-    TALLY, GUARD, OWN_MARKS, OWN_OP, VOICE, OWNER, SOURCE, SLEEP, WORK,
+    TALLY, OWN_MARKS, OWN_OP, VOICE, OWNER, SOURCE, SLEEP, WORK,
 )  # fmt: skip
 
 #: Maps of the worker program, in order of creation.
