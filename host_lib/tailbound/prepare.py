@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-from tailbound.errors import TransportError
+from tailbound.errors import TailboundError, TransportError
 
 #: Entries: a part of one row, some rows, several groups with a rest.
 _SIZES = (10, 5_000, 200_000)
@@ -100,4 +100,7 @@ class Preparation:
 
 
 if __name__ == "__main__":
-    compile_all()
+    try:
+        compile_all()
+    except TailboundError as error:
+        sys.exit(str(error))

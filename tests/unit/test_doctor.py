@@ -87,6 +87,7 @@ def test_xdp_or_the_commands_for_it(
         ({}, {"linear": 0, "device_mtu": 9000}, "without a linear part at MTU 9000"),
         ({}, {"driver": "hv_netvsc", "lro": True}, "ethtool -K eno1 lro off"),
         ({}, {"lro": True, "gro_hw": True}, "ethtool -K eno1 lro off rx-gro-hw off"),
+        ({}, {"driver": "virtio_net", "gro_hw": True, "gro_hw_fixed": True}, "no CTRL_GUEST_OFFLOADS"),
         ({"btf": False}, {}, "no BTF"),
         ({"kernel": "5.10.0-21-amd64"}, {}, "older than 5.19"),
         ({"bpf_error": "EPERM: not permitted"}, {}, "refuses bpf(2)"),
@@ -186,10 +187,11 @@ class Nic:
 
 def test_what_a_driver_says_of_queues_and_of_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ethtool, "_ask", Nic(0, 0, 0, 16, 0, 0, 0, 4).ask)
-    monkeypatch.setattr(ethtool, "features", lambda _: {"rx-lro": True, "rx-gro-hw": True, "rx-vlan-hw-parse": False})
+    monkeypatch.setattr(ethtool, "features", lambda _, **__: {"rx-lro": True, "rx-gro-hw": True, "rx-vlan-hw-parse": False})
     found = interfaces.interface("lo")
     assert (found.rx_queues, found.rx_most, found.tx_queues, found.tx_most) == (4, 16, 4, 16)
     assert (found.lro, found.gro_hw, found.vlan_stripping, found.hashes_udp_ports) == (True, True, False, False)
+    assert found.gro_hw_fixed
     monkeypatch.setattr(net, "families_of", lambda _: {True})
     assert interfaces.interface("lo").hashes_udp_ports is True
     monkeypatch.setattr(ethtool, "_ask", Nic(4, 4, 0, 0, 2, 1, 0, 0).ask)

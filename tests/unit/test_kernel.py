@@ -45,6 +45,12 @@ def test_a_compiler_that_fails_is_named_with_its_words(nothing_kept: Path, monke
         core.find()
 
 
+def test_a_full_disk_is_named_with_its_place(nothing_kept: Path) -> None:
+    nothing_kept.joinpath("big.part").symlink_to("/dev/full")
+    with pytest.raises(CapabilityError, match=r"big.bpf cannot be written .*No space left.*XDG_CACHE_HOME"):
+        cache.get("big", lambda: b"1")
+
+
 def test_a_wheel_has_it_and_only_of_these_sources(nothing_kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built once as `make wheel` does, it needs no compiler; beside other sources it is not taken."""
     folder = nothing_kept / "objects"

@@ -15,7 +15,7 @@ import tailbound
 from tailbound import cli, prepare
 from tailbound.collective import warmup
 from tailbound.errors import TransportError
-from tailbound.wire.jit import kept
+from tailbound.wire.jit import _save, kept
 
 SOURCE = """
 from numba import njit
@@ -107,6 +107,23 @@ def test_no_compiled_function_has_an_argument_to_leave_out() -> None:
                 found += [f"{path.name}: {node.name}"] * bool(node.args.defaults)
     assert compiled > 20
     assert found == []
+
+
+def test_code_that_no_disk_has_room_for_is_used_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        _save(Path("/dev/full").write_bytes, b"1")
+    (record,) = caplog.records
+    assert "No space left" in record.getMessage()
+
+
+def test_warm_gives_the_reason_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.main(["doctor", "--warm"]) == 1
+    said = capsys.readouterr().err
+    assert ("gcc" in said, "Traceback" in said) == (True, False)
 
 
 @pytest.mark.needs("root")

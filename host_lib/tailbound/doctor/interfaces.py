@@ -56,6 +56,7 @@ class Interface:
     xdp_name: str | None  #: its name; None where this process may not know
     rx_most: int | None = None  #: most queues for receiving that there can be; None where the driver does not say
     gro_hw: bool | None = None  #: the device joins packets, and says how they were
+    gro_hw_fixed: bool = False  #: and it cannot be turned off
     xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device or did
     ipv6: bool = False  #: it has addresses of IPv6 alone, and so has a job over it
 
@@ -115,6 +116,7 @@ def interface(name: str) -> Interface:
     xdp = net.xdp_on(device)
     owner = pin.owner(name, xdp.prog_id) if xdp and device_known else None
     queues, offloads = _asked(ethtool.channels, device), _asked(ethtool.features, device) or {}
+    fixed = _asked(partial(ethtool.features, fixed=True), device) or {}
     ipv6 = net.families_of(name) == {True}
     rx, tx = link.get_attr("IFLA_NUM_RX_QUEUES", 1), link.get_attr("IFLA_NUM_TX_QUEUES", 1)
     if queues is not None:
@@ -132,6 +134,7 @@ def interface(name: str) -> Interface:
         tx_most=None if queues is None else queues.tx_most + queues.combined_most,
         rx_most=None if queues is None else queues.rx_most + queues.combined_most,
         gro_hw=offloads.get(ethtool.GRO_HW),
+        gro_hw_fixed=fixed.get(ethtool.GRO_HW, False),
         lro=offloads.get(ethtool.LRO),
         vlan_stripping=not vlan and offloads.get(ethtool.RXVLAN),
         linear=_linear(name, device),

@@ -127,6 +127,11 @@ def _interface_problems(link: Interface | None, judged: str, version: tuple[int,
             f"driver {link.driver} of {link.device} needs a spare transmit queue for each of its "
             f"{link.rx_queues} receive queues: ethtool -L {link.device} combined {max(1, link.tx_most // 2)}"
         )
+    if link.driver == "virtio_net" and link.gro_hw_fixed:
+        problems.append(
+            f"driver {link.driver} of {link.device} takes no program, since the host joins packets and this guest may "
+            "not refuse (no CTRL_GUEST_OFFLOADS): that is set where the machine is made"
+        )
     if refused := _refused(link):
         problems.append(
             f"driver {link.driver} of {link.device} takes no program while the device joins packets: "

@@ -67,7 +67,7 @@ def key(parts: Iterable[str | bytes]) -> str:
 
 
 def path(name: str, make: Callable[[], bytes], suffix: str = ".bpf") -> Path:
-    """The file of ``name``, made and kept if it is not there."""
+    """The file of ``name``, made and kept if it is not there; a ``CapabilityError`` where there is no room for it."""
     kept = folder() / f"{name}{suffix}"
     if kept.exists():
         return kept
@@ -76,9 +76,15 @@ def path(name: str, make: Callable[[], bytes], suffix: str = ".bpf") -> Path:
         if kept.exists():
             return kept
         data = make()
-        with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as out:
-            out.write(data)
-        os.replace(out.name, kept)
+        half = kept.with_suffix(".part")
+        try:
+            half.touch(mode=0o600)
+            half.write_bytes(data)
+            half.replace(kept)
+        except OSError as error:
+            raise CapabilityError(
+                f"{kept} cannot be written ({error}): make room there, or let XDG_CACHE_HOME name another folder"
+            ) from error
         return kept
 
 

@@ -103,8 +103,10 @@ def _strings(interface: str, kind: int) -> int:
     return int(count) if mask else 0
 
 
-def features(interface: str) -> dict[str, bool]:
+def features(interface: str, *, fixed: bool = False) -> dict[str, bool]:
     """Offloads that are on, by the names that ``ethtool -k`` takes apart (``rx-gro-hw``).
+
+    ``fixed``: those that are on and cannot be turned off.
 
     Raises:
         OSError: no such interface.
@@ -112,7 +114,8 @@ def features(interface: str) -> dict[str, bool]:
     count = _strings(interface, _SS_FEATURES)
     blocks = -(-count // 32)  # of each: available, asked for, on, never changed
     answer = _ask(interface, struct.pack("=2I", _GFEATURES, blocks) + bytes(16 * blocks))
-    on = [struct.unpack_from("=I", answer, 8 + 16 * block + 8)[0] for block in range(blocks)]
+    words = [struct.unpack_from("=3I", answer, 8 + 16 * block) for block in range(blocks)]
+    on = [active & ~available if fixed else active for available, _, active in words]
     names = _names(interface, _SS_FEATURES, count)
     return {name: bool(on[i // 32] >> i % 32 & 1) for i, name in enumerate(names) if name}
 

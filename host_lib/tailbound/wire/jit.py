@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +24,8 @@ from typing import Any
 from numba import int64
 from numba import njit as njit
 from numba.core import config as _untyped
+
+log = logging.getLogger("tailbound")
 
 #: Its settings carry no types.
 _config: Any = _untyped
@@ -72,10 +75,25 @@ def cached(dispatcher: Any) -> Any:
     here = Path(dispatcher.py_func.__code__.co_filename).parent
     index = dispatcher._cache._cache_file
     index._source_stamp = (index._source_stamp, _digest(here, Path(__file__).parent))
+    index.save = functools.partial(_save, index.save)
     if "NUMBA_CACHE_DIR" not in os.environ:
         with contextlib.suppress(OSError):  # it is compiled, then
             _copy_kept(here / "__pycache__" / index._index_name, Path(index._index_path))
     return dispatcher
+
+
+def _save(save: Callable[..., None], *code: Any) -> None:
+    """Keeps machine code where there is room; else every process compiles it."""
+    try:
+        save(*code)
+    except OSError as error:
+        _say_no_room(str(error))
+
+
+@functools.cache
+def _say_no_room(why: str) -> None:
+    where = _config.CACHE_DIR or "the folder of tailbound's package, or ~/.cache/numba"
+    log.warning("compiled code cannot be kept (%s), so starts take a minute longer: make room in %s", why, where)
 
 
 def _copy_kept(installed: Path, own: Path) -> None:
