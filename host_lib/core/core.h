@@ -245,7 +245,8 @@ __u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head, con
 __u32 tb_said(const struct tb_voice *v, __u32 label);
 void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o);
 void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
-void tb_say_left(struct tb_voice *v, const struct tb_own_op *o);
+void tb_tell_all(struct tb_voice *v, const struct tb_own_op *o);
+void tb_publish(struct tb_voice *v);
 void tb_ask_others(struct tb_voice *v, __s64 now);
 void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);
 

@@ -438,20 +438,14 @@ int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32
 	return tb_submit(l, TB_RESULTS, o, o->label, until, stride, o->largest, runs, count, owned);
 }
 
-/* The results of an op have left: the mark is the newest before which nothing is outstanding. */
+/* The results of an op have left. */
 void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
 {
-	const struct tb_terms *t = tb_terms_of(l);
-	struct tb_own_marks *m = tb_marks_of(l);
-	const struct tb_own_op *p = t ? (const struct tb_own_op *)t->first : NULL;
-
 	tb_half_of(o, 0)->phase = TB_PHASE_DONE;
 	o->published_at = now;
 	o->stirred |= tb_half_of(o, 1)->phase != TB_PHASE_OPEN; /* its place is free by that */
-	for (; m && p && tb_half_of(p, 0)->phase == TB_PHASE_DONE;
-	     p = (const struct tb_own_op *)p->after)
-		if (tb_distance(p->label, m->published) > 0)
-			m->published = p->label;
+	if (l->s->voice)
+		tb_publish((struct tb_voice *)l->s->voice);
 }
 
 /* The own rows of an op have left, or will not; the op may be over. */
@@ -468,7 +462,7 @@ static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 	o->sent_at = l->s->now;
 	o->stirred |= o->switched || tb_half_of(o, 1)->phase != TB_PHASE_OPEN;
 	if (o->switched && item->count)
-		tb_say_left((struct tb_voice *)l->s->voice, o);
+		tb_tell_all((struct tb_voice *)l->s->voice, o);
 }
 
 /* The rest of a flow is not sent; returns the packets that have not left, as those have that were to leave once more. */

@@ -154,7 +154,7 @@ void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o)
 }
 
 /* Tells a rank how far this one is: the marks say it. And that it abstained: a word may be lost. */
-TB_EXPORT void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout)
+void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout)
 {
 	struct tb_header head = tb_begin_word(v, TB_TYPE_GONE, label, layout);
 
@@ -162,8 +162,8 @@ TB_EXPORT void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32
 	tb_tell(v, rank, &head, NULL, 0, 1);
 }
 
-/* Tells all others that the own rows of an op have left for a switch: no other rank hears of these. */
-void tb_say_left(struct tb_voice *v, const struct tb_own_op *o)
+/* Tells all others how far this one is, by a word about an op. */
+void tb_tell_all(struct tb_voice *v, const struct tb_own_op *o)
 {
 	const struct tb_terms *t = (const struct tb_terms *)v->terms;
 	__u32 p;
@@ -171,6 +171,28 @@ void tb_say_left(struct tb_voice *v, const struct tb_own_op *o)
 	for (p = 0; p < t->ranks; p++)
 		if (p != t->rank && !tb_has(t->gone, p))
 			tb_acknowledge(v, p, o->label, o->layout);
+}
+
+/*
+ * The published mark is the newest op before which nothing is outstanding. The last row of an op tells it, as a rule. Where
+ * an op had none, or left before the one before it, a word does.
+ */
+TB_EXPORT void tb_publish(struct tb_voice *v)
+{
+	const struct tb_own_op *p = (const struct tb_own_op *)((struct tb_terms *)v->terms)->first;
+	struct tb_own_marks *m = (struct tb_own_marks *)v->marks;
+	const struct tb_own_op *told = NULL;
+
+	for (; p && tb_half_of(p, 0)->phase == TB_PHASE_DONE;
+	     p = (const struct tb_own_op *)p->after) {
+		if (tb_distance(p->label, m->published) > 0)
+			m->published = p->label;
+		told = p->own ? p : told;
+	}
+	if (told && tb_distance(told->label, m->told) > 0) {
+		m->told = told->label;
+		tb_tell_all(v, told);
+	}
 }
 
 /*

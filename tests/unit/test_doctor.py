@@ -187,7 +187,8 @@ class Nic:
 
 def test_what_a_driver_says_of_queues_and_of_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ethtool, "_ask", Nic(0, 0, 0, 16, 0, 0, 0, 4).ask)
-    monkeypatch.setattr(ethtool, "features", lambda _, **__: {"rx-lro": True, "rx-gro-hw": True, "rx-vlan-hw-parse": False})
+    on = {"rx-lro": True, "rx-gro-hw": True, "rx-vlan-hw-parse": False}
+    monkeypatch.setattr(ethtool, "features", lambda _, **__: on)
     found = interfaces.interface("lo")
     assert (found.rx_queues, found.rx_most, found.tx_queues, found.tx_most) == (4, 16, 4, 16)
     assert (found.lro, found.gro_hw, found.vlan_stripping, found.hashes_udp_ports) == (True, True, False, False)

@@ -79,7 +79,7 @@ class Job(Speaker):
     def send_own(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
 
-        Of rows for a switch the others are told that they have left (``tb_say_left``). The kernel hears how many
+        Of rows for a switch the others are told that they have left (``tb_tell_all``). The kernel hears how many
         results make the op complete.
         """
         expected = self.store.expect_results[op.slot]

@@ -250,10 +250,6 @@ class Speaker:
         for peer in self.peers * 3:
             self.tell(peer, self.header(PacketType.BYE, label, 0))
 
-    def acknowledge(self, rank: int, label: int, layout: int) -> None:
-        """Tells ``rank`` how far this one is, and what it said of its gradient; the next pump sends it."""
-        core().fast.tb_acknowledge(ctypes.addressof(self.voice), rank, label, layout)
-
     def tell(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
         data = self.word(rank, head, body)

@@ -632,8 +632,6 @@ class Transpose:
 
     def _seal(self, op: Op, now: int) -> bool:
         seal(self.job, op)
-        if op.published:
-            self._window.advance_published()
         return True
 
     def _finish(self, op: Op, now: int) -> bool:

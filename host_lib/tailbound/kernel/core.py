@@ -62,7 +62,7 @@ _FUNCTIONS = {
     "tb_serve": (_U32, _P, _S64),
     "tb_remember": (None, _P, _U32, _U32),
     "tb_said": (_U32, _P, _U32),
-    "tb_acknowledge": (None, _P, _U32, _U32, _U32),
+    "tb_publish": (None, _P),
     "tb_ask_others": (None, _P, _S64),
     "tb_question": (None, _P, _U32, _S64, _S64),
     "tb_spoke": (None, _P, _P, _U32, _S64),
