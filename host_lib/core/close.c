@@ -164,8 +164,9 @@ static int tb_queue(const struct tb_owner *w, struct tb_own_op *o, __u32 count, 
 	}
 	/* as long as receivers may wait for them past their deadlines, as far as can be told from here */
 	until = now + o->worth + tb_saved((const struct tb_overtime *)t->overtime, now);
-	return tb_submit_results((struct tb_line *)w->line, o, until, g->stride, runs,
-				 count ? o->aims : 0, owned);
+	tb_pump_soon((struct tb_line *)w->line);
+	return tb_submit((struct tb_line *)w->line, TB_RESULTS, o, o->label, until, g->stride,
+			 o->largest, runs, count ? o->aims : 0, owned);
 }
 
 /* Hands out the results, which are made, but for rows to which no rank contributed. 0, or ENOMEM. */

@@ -202,7 +202,8 @@ void tb_prove_packet(struct tb_header *head, const void *payload, __u32 length, 
 int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even, const __u64 *odd,
 	      __u32 most);
 
-/* A send queue (send.c). */
+/* A send queue (send.c): submissions of each kind leave in their order. */
+enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
 struct tb_line;
 int tb_submit(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label, __s64 until,
 	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count, void *owned);
@@ -213,8 +214,6 @@ double tb_pace(const struct tb_line *l);
 double tb_rate(const struct tb_line *l, __u32 rank, double most);
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
 		      __u32 largest, __u8 *copies, __u32 count);
-int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
-		      const __u64 *runs, __u32 count, void *owned);
 void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now);
 
 /* A compiled pass (wire/jit.py): 0, and else it has failed. */

@@ -79,7 +79,7 @@ TB_EXPORT int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	s->mark = o->label;
 	tb_stamp(s, runs, count);
 	s->head = 0;
-	if (tb_submit((struct tb_line *)w->line, 1, o, o->label,
+	if (tb_submit((struct tb_line *)w->line, TB_CONTRIBUTIONS, o, o->label,
 		      (o->start ? o->start : o->admitted) + t->stage_max, s->stride, o->burst,
 		      flows, count, NULL))
 		return ENOMEM;

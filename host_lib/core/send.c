@@ -48,7 +48,6 @@
 #define TB_UNKNOWN 1.25e8 /* bytes per second of a link of which nothing is known */
 #define TB_WORDS_MOST 1024 /* single packets that wait; of more the oldest give way */
 
-enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
 enum { TB_SINGLE_WORDS = 1, TB_SINGLE_PROBES };
 
 struct tb_flow {
@@ -428,14 +427,6 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 		tb_submit(l, TB_AGAIN, NULL, label, until, stride, largest, run, 1, copies);
 	else
 		free(copies);
-}
-
-/* The same of the results of an op; owned: their packets, or NULL. 0, or ENOMEM. */
-int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
-		      const __u64 *runs, __u32 count, void *owned)
-{
-	tb_pump_soon(l);
-	return tb_submit(l, TB_RESULTS, o, o->label, until, stride, o->largest, runs, count, owned);
 }
 
 /* The results of an op have left. */

@@ -113,7 +113,7 @@ class Maps:
         here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
         began = [opened + 1000 * (came[p] - 1) for p in here]
         self._lateness.add(launch.launched, began)
-        job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
+        job.head.lateness = min(0xFFFF, self._lateness.value // _TIME_UNIT)
         self._paces.append(job.now() - max(launch.launched, op.start))
 
     def poll(self, now: int, window: Window) -> int:
@@ -213,7 +213,7 @@ class Maps:
     def _change(self, window: Window) -> None:
         """Another history of maps is known: places are foretold anew, headers and the kernel follow."""
         job, ops, agreed = self._job, window.ops, self.agreement.agreed
-        job.advertise(map_known=self.agreement.known)
+        job.head.map_known = self.agreement.known
         knew = not job.sequence.adrift
         for place in job.sequence.set_maps(agreed):
             window.drop(place)

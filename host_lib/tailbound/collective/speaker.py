@@ -120,7 +120,7 @@ class Speaker:
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         first = self.sequence.map.id
-        #: with all that packets have in common
+        #: with all that packets have in common, and what every one says from now on
         self.head = Header(version=schema.VERSION, cookie=cookie, sender=self.rank, map_id=first, map_known=first)
         self.voice = Voice(
             self.terms.pointer,
@@ -314,11 +314,6 @@ class Speaker:
         """Words have tags by the key of this rank's present epoch."""
         self._key = NO_KEY if self.keys is None else self.keys.now
         self.voice.key = address(self._key)
-
-    def advertise(self, **fields: int) -> None:
-        """What every header says from now on."""
-        for name, value in fields.items():
-            setattr(self.head, name, value)
 
     def advertise_deadline(self, deadline: int) -> None:
         """Writes D1 (ns) into every header from now on, and for the own ops (clock-6)."""

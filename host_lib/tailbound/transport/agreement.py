@@ -185,10 +185,6 @@ class Agreement:
         self.agreed = [present, *self.agreed[begun:]]
         return True
 
-    def waiting(self, step: int) -> bool:
-        """Whether the newest map has still to begin for a rank in ``step``, and nothing can be proposed."""
-        return step_distance(step, self.agreed[-1].since) < 0
-
     def propose(self, owners: tuple[int, ...], step: int, turns: int = 0) -> bool:
         """Proposes a map in place of what was proposed before; returns whether this is new.
 
@@ -198,9 +194,10 @@ class Agreement:
             turns: of keys (auth-4).
         """
         present, wanted, wish = self.agreed[-1].map, self.wanted, (owners, turns)
+        begun = step_distance(step, self.agreed[-1].since) >= 0  # else there is one to come, and room for no other
         if wish == (present.owners, present.turns):
             self._proposed = None
-        elif wish != (wanted.owners, wanted.turns) and not self.waiting(step) and self._most >= 2:
+        elif wish != (wanted.owners, wanted.turns) and begun and self._most >= 2:
             self._propose(owners, turns)
             return True
         return False
