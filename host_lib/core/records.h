@@ -366,11 +366,12 @@ struct tb_books {
 	__s64 ops; /* that are over */
 	__s64 expected; /* rows */
 	__s64 taken; /* rows */
+	__s64 repaired; /* of these, rows that had been asked for again */
 	__s64 gaps; /* missing rows of ops whose mark said that all were sent */
 	__s64 open; /* missing rows of other ops */
 	__s64 short_ops; /* running, of which it has sent all and less than half came before requests */
 };
-_Static_assert(sizeof(struct tb_books) == 48, "tb_books");
+_Static_assert(sizeof(struct tb_books) == 56, "tb_books");
 
 /* What one half of an op came to, of others. */
 struct tb_tally {

@@ -129,7 +129,7 @@ class Accounts:
         job = self._job
         for flow in half.begun if half.requested else ():
             if flow.again:
-                job.repairs.came[stage, flow.rank] += flow.mended
+                self.ledger.lines[stage][flow.rank].repaired += flow.mended
                 job.counters["repair_rows_asked"] += flow.again
                 job.counters["rows_repaired"] += flow.mended
                 twice = job.records.count(flow.rank, _TWICE[stage])

@@ -100,7 +100,9 @@ class Alerts:
         if now >= self._lost + _LOOK_AT_LOSSES:
             self._look_at_the_lock(step, now - self._lost, now)
             self._lost = now
-            for loss in self._losses.update(self._totals(), now):
+            verdicts = zip(self._known.peers, self._known.records.verdicts(self._known.peers), strict=True)
+            totals = {peer: self._ledger.lost(peer, counts) for peer, counts in verdicts}
+            for loss in self._losses.update(totals, now):
                 self._say_loss(*loss, step)
 
     def _time(self, step: int, now: int) -> None:
@@ -151,16 +153,6 @@ class Alerts:
             "forged on the way, or a rank slept for long. Look for who else sends on this network; docs/security.md"
         )
         self._events.emit("forged", text, packets=new, all=count, step=step)
-
-    def _totals(self) -> dict[int, tuple[int, int]]:
-        """Rows of every peer: expected, and lost on the way, those repaired later among them."""
-        known, found = self._known, {}
-        repaired = [sum(halves) for halves in zip(*known.repairs.came.tolist(), strict=True)]
-        verdicts = known.records.verdicts(known.peers)
-        for i, peer in enumerate(known.peers):
-            expected, lost = self._ledger.lost(peer, verdicts[i])
-            found[peer] = expected, lost + repaired[peer]
-        return found
 
     def _say_late(self, rank: int, turn: Turn, late: int, step: int) -> None:
         ms = round(late / MS, 1)

@@ -46,7 +46,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         },
         "ledger": {
             stage.name.lower(): {
-                str(peer): _entry(job, stage, peer, verdicts)
+                str(peer): job.accounts.ledger.entry(stage, peer, verdicts[peer])
                 for peer in (*sorted(job.peers), *(extra if stage == Stage.RESULTS else ()))
             }
             for stage in Stage
@@ -94,7 +94,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     for peer in sorted(job.peers):
         state, sent = states[peer], job.sender.counts[peer]
         known = bool(state["cookie"] == job.cookie)
-        first, second = (_entry(job, stage, peer, counts) for stage in Stage)
+        first, second = (accounts.ledger.entry(stage, peer, counts[peer]) for stage in Stage)
         peers[str(peer)] = {
             "lateness_ms": int(state["lateness"]) * TIME_UNIT_US / 1000 if known else None,
             "rtt_us": flow["rtt_us"].get(str(peer)),
@@ -167,11 +167,6 @@ def traffic(job: Job) -> dict[str, Any]:
         "marked_there": said.marked,
         "slowed": sum(path.slowed for path in paths.values()),
     }
-
-
-def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
-    came = int(job.repairs.came[stage, peer]) if peer < job.ranks else 0
-    return job.accounts.ledger.entry(stage, peer, verdicts[peer], came)
 
 
 def _drops(counts: NDArray[np.uint64]) -> dict[str, int]:

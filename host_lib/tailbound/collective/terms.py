@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
 from tailbound.transport.config import FLOOR, MS, Config
@@ -78,8 +76,6 @@ class Repairs:
         #: first kind wait behind the results of a rank that has sealed its rows
         kind: Any = Path * (2 * ranks)  # type: ignore[operator]
         self.paths: Sequence[Path] = kind.from_buffer_copy(bytes(Path(floor)) * (2 * ranks))
-        #: rows asked for that came, by the rank that was asked: contributions and results
-        self.came = np.zeros((2, ranks), np.int64)
 
 
 class Overtime(record_of(OVERTIME)):  # type: ignore[misc]

@@ -33,16 +33,15 @@ class Ledger:
         self.lines = (_LINE * ranks * 2)()
 
     def lost(self, peer: int, verdicts: NDArray[np.uint64]) -> tuple[int, int]:
-        """Rows expected of ``peer`` in both stages together, and those of them that were lost on the way."""
+        """Rows expected of ``peer`` in both stages together, and those lost on the way, repaired ones among them."""
         entries = [self.entry(stage, peer, verdicts) for stage in Stage]
-        return sum(each["expected"] for each in entries), sum(each["lost"] for each in entries)
+        return sum(each["expected"] for each in entries), sum(each["lost"] + each["repaired"] for each in entries)
 
-    def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
+    def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
         """What became of the rows of ``peer``, in plain types.
 
         Args:
             verdicts: u64[VERDICTS], what the datapath made of this peer's packets.
-            repaired: rows among those taken that had been asked for again.
 
         Returns:
             ``ops``, ``expected``, ``missing`` (the sum of ``MISSING``), ``repaired``, and rows by fate.
@@ -65,7 +64,7 @@ class Ledger:
             "ops": line.ops,
             "expected": line.expected,
             "missing": sum(fates[fate] for fate in MISSING),
-            "repaired": repaired,
+            "repaired": line.repaired,
             **{fate.value: rows for fate, rows in fates.items()},
         }
 

@@ -989,6 +989,7 @@ BOOKS = Struct(
         Field("ops", "s64", "that are over"),
         Field("expected", "s64", "rows"),
         Field("taken", "s64", "rows"),
+        Field("repaired", "s64", "of these, rows that had been asked for again"),
         Field("gaps", "s64", "missing rows of ops whose mark said that all were sent"),
         Field("open", "s64", "missing rows of other ops"),
         Field("short_ops", "s64", "running, of which it has sent all and less than half came before requests"),
