@@ -9,7 +9,7 @@ import numpy as np
 
 from tailbound.codec.mean import mean_by
 from tailbound.codec.scale import warm_exponents
-from tailbound.collective import peers, switched
+from tailbound.collective import switched
 from tailbound.collective.contribute import coding_of, lay_results, received
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
@@ -133,7 +133,7 @@ def finish(job: Job, op: Op) -> None:
         owner, at = ctypes.addressof(job.owner), ctypes.addressof(op)
         job.threads.through(core().waits.tb_finish, owner, at, job.threads.rest, job.now())
     outcome.overwritten = op.overwritten
-    (switched if op.switched else peers).note(job, op)
+    (switched.note if op.switched else _note)(job, op)
     if op.code:
         outcome.clipped = op.buffers.encodes.sum
     outcome.failed_groups = _decoded(job, op, op.launch)
@@ -180,3 +180,40 @@ def _settle_scales(job: Job, op: Op) -> None:
         return
     for key in [key for key in job.exponents if key[:3] == op.key[:3]]:  # under older exponents, too
         del job.exponents[key]
+
+
+def _note(job: Job, op: Op) -> None:
+    """Notes how many results of ranks are there and who was missing, at the end of an op.
+
+    A missing contribution costs its row one contributor, which the mean allows for, and a missing result costs every
+    replica; but both are asked for while others are still sending, as a rule (clock-23).
+    """
+    outcome, place = op.outcome, op.place
+    if not job.peers:
+        return
+    job.accounts.settle(op.second, Stage.RESULTS)
+    outcome.delivered += op.present - op.overwritten
+    outcome.void = bool(op.nothing)  # no owner is to blame
+    if outcome.void:
+        return
+    others = op.rows - op.own
+    outcome.expected += others
+    outcome.missed = others - op.present + op.overwritten
+    _suspect_owners(job, op, ranks_of(op.buffers.tally[Stage.RESULTS].absent))
+    if op.second.why == Why.DEADLINE:
+        came, counts = op.buffers.came[Stage.RESULTS], place.placement.shares
+        through = job.records.all_published(job.membership.owners, op.label)
+        flows = [(came[p], counts[p]) for p in {*job.membership.owners} - {*through}]
+        cut_off(job, op, op.second, op.second.over - (op.closed_at or op.start), flows)
+
+
+def _suspect_owners(job: Job, op: Op, absent: set[int]) -> None:
+    """Suspects owners of which nothing came; an op in which a rank owns no rows does not clear it."""
+    op.outcome.missing |= absent
+    placement = op.place.placement
+    without = {p for p in job.peers if not placement.shares[p]} if 0 in placement.shares else set[int]()
+    # who was left out of the map is present by its contributions, since it has no results to publish
+    left_out = without.difference(placement.owner_map.owners)
+    without -= {*job.records.all_contributed(left_out, op.label)} - job.membership.contribution.suspects
+    then = "its rows count as zero until others own them"
+    suspect(job, op, absent, (job.membership.result,), "published no result for", then, without)

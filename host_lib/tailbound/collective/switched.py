@@ -40,7 +40,7 @@ def send(job: Job, op: Op) -> None:
 
 
 def note(job: Job, op: Op) -> None:
-    """As ``peers.note``."""
+    """Notes how many results are there and who was missing, at the end of an op."""
     b, outcome, rows = op.buffers, op.outcome, op.rows
     here = b.row_count[b.source >= 0]
     wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
