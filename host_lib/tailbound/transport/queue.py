@@ -24,7 +24,7 @@ import ctypes
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tailbound.kernel.core import address, core
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Sender
-from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
+from tailbound.transport.sockets import UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import HEADER_BYTES, SENDING, PacketType, Sent
@@ -183,7 +183,7 @@ class SendQueue:
         while not self.direct and (what := fast.tb_next(self.line)) != Sent.DONE:
             if what == Sent.PROBE:
                 fast.tb_time_probes(self.line, self._clock())
-            substitute = cast(Substitute, self.sender.sockets[said.port])
+            substitute: Any = self.sender.sockets[said.port]
             fast.tb_took(self.line, *substitute.send_many(said.messages, said.count))
         self._hear()
 

@@ -28,7 +28,11 @@ _UDP_SEGMENT = 103
 
 
 class Socket(Protocol):
-    """A bound UDP socket as ``Sender`` and ``SendQueue`` use it. No call waits, none raises."""
+    """A bound UDP socket as ``Sender`` and ``SendQueue`` use it. No call waits, none raises.
+
+    For one of the system's the library makes the calls of bursts. Any other has ``send_many(messages, count)``, too,
+    with the address of an array of ``struct mmsghdr``: it returns how many were taken, and the errno if none was.
+    """
 
     def fileno(self) -> int:
         """Descriptor to wait on until there is room again."""
@@ -41,18 +45,6 @@ class Socket(Protocol):
 
         Args:
             stride: what is sent is a burst of packets of so many bytes, by segmentation offload; 0: it is not.
-        """
-
-
-class Substitute(Socket, Protocol):
-    """One in the place of the system's, to which a send queue hands its bursts; else the library makes the calls."""
-
-    def send_many(self, messages: int, count: int) -> tuple[int, int]:
-        """Sends ``count`` messages; returns how many were taken, and the errno if none was.
-
-        Args:
-            messages: address of an array of ``struct mmsghdr``.
-            count: at least 1.
         """
 
 
