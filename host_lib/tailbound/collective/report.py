@@ -160,7 +160,7 @@ def traffic(job: Job) -> dict[str, Any]:
         "pace": int(core().fast.tb_pace(queue.line)),
         "rates": {str(rank): int(path.rate) if path.limited else 0 for rank, path in paths.items()},
         "rtt_us": {str(rank): path.rtt / 1000 for rank, path in paths.items()},
-        "rtt_by": queue.probed_by,
+        "rtt_by": ("nobody", "kernel", "thread")[said.ways if said.echoes else 0],
         "probes": said.probes,
         "echoes": said.echoes,
         "marked": int(job.store.peer_states["marked"].sum()),

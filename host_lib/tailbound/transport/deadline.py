@@ -285,11 +285,8 @@ class Deadlines:
             length *= _CAUTION
         return min(length, self._config.stage_max)
 
-    def worth_sending(self, flow_bytes: int) -> int:
-        """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
-        return min(2 * self.stage_two(flow_bytes), self._config.stage_max)
-
     def tell(self, op: Any, flow_bytes: int) -> None:
         """Writes into a ``tb_own_op`` what the library says by how long its halves may last (``core/deadline.c``)."""
         op.stage_one, op.usual = self.stage_one(flow_bytes), self.stage_two(flow_bytes)
-        op.worth, op.known = self.worth_sending(flow_bytes), self.warm(flow_bytes)
+        op.known = self.warm(flow_bytes)
+        op.worth = min(2 * op.usual, self._config.stage_max)  # later, receivers have given up (clock-11, clock-17)

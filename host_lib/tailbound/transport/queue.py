@@ -112,11 +112,6 @@ class SendQueue:
         """Whether nothing waits."""
         return not (self.said.left or self.said.words or self.said.due)
 
-    @property
-    def probed_by(self) -> str:
-        """Who turns probes round and measures; ``nobody`` as long as none has come back."""
-        return ("nobody", "kernel", "thread")[self.said.ways if self.said.echoes else 0]
-
     def submit(
         self,
         label: int,
