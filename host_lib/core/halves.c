@@ -517,15 +517,11 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	struct tb_sight see = tb_see(t, o);
 
 	if (!o->asked) {
-		__s64 begun = o->start;
-
 		if (tb_rose(o, &see) || o->stirred || t->everything)
 			o->listen = 0;
 		o->due = t->holds ? 0 : tb_start_clock(t, o, now);
 		if (!t->holds)
 			tb_overtaken(t, o, &see, now);
-		if (o->start != begun && t->suspects)
-			return TB_FOUND_BEGUN;
 		o->asked = 1;
 	}
 	if (o->asked == 1) {

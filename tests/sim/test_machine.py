@@ -88,7 +88,7 @@ def test_a_find_is_done_before_its_turn_may_drop_the_op() -> None:
         engine = world.start().nodes[0].engine
         world.until(lambda: bool(engine._ops), S)
         op = next(iter(engine._ops.values()))
-        engine._rest.found, engine._rest.label = Found.BEGUN, op.label
+        engine._rest.found, engine._rest.label = Found.MISMATCH, op.label
         engine._commands.append((Future(), lambda: engine._window.drop(op.place)))
         engine.turn(world.fabric.now)
         assert op.label not in engine._ops

@@ -641,9 +641,6 @@ class Transpose:
         self._deliver(op)
         return True
 
-    def _forgive(self, op: Op, now: int) -> bool:
-        return forgive(self.job, [(op.label, op.start)])
-
     def _before(self, op: Op) -> tuple[bool, bool, bool]:
         """Whether a switch's scales of the key's previous op are known; and how far the ops before are.
 
@@ -760,7 +757,6 @@ class Transpose:
 
 #: Does what is found of an op (``Found``); returns whether a phase has ended by it.
 _DO: dict[int, Callable[[Transpose, Op, int], bool]] = {
-    Found.BEGUN: Transpose._forgive,
     Found.MISMATCH: Transpose._name_mismatch,
     Found.SEND: Transpose._send_own,
     Found.SEAL: Transpose._seal,

@@ -1212,11 +1212,10 @@ class Found(enum.IntEnum):
     """The next thing to be done for an op."""
 
     NOTHING = 0  #: Nothing: no op is left.
-    BEGUN = 1  #: Its clock has started: suspects may have come in time.
-    MISMATCH = 2  #: Ranks disagree on its layout.
-    SEND = 3  #: See how far the own rows are.
-    SEAL = 4  #: Close the first half: average what came, and publish it.
-    FINISH = 5  #: Close the second half: decode the result.
+    MISMATCH = 1  #: Ranks disagree on its layout.
+    SEND = 2  #: See how far the own rows are.
+    SEAL = 3  #: Close the first half: average what came, and publish it.
+    FINISH = 4  #: Close the second half: decode the result.
 
 
 class Sent(enum.IntEnum):
