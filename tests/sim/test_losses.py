@@ -60,10 +60,8 @@ def test_lost_rows_come_back_and_count_as_lost(kind: PacketType, stage: int) -> 
         assert lost > 12 * ROWS * 2 * 0.03
         assert total(job, "repair_rows_asked") == total(job, "rows_repaired") == total(job, "repair_rows_sent") == lost
         assert total(job, "repair_gone") == 0
-        assert (
-            sum(line.repaired for member in job.communicators for line in member.job.accounts.ledger.lines[stage])
-            == lost
-        )
+        lines = (line for each in job.communicators for line in each.job.accounts.ledger.lines[stage])
+        assert sum(line.repaired for line in lines) == lost
 
 
 def test_results_are_decoded_before_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,22 +125,17 @@ def test_what_hits_a_minority_of_steps_moves_no_deadline_and_a_change_is_followe
     assert found[3] == pytest.approx(1.25 * 162 * MS, rel=1e-3)
 
 
-def worth(d: Deadlines) -> int:
-    """For how long results of the largest ops are sent."""
-    op = SimpleNamespace()
-    d.tell(op, BIG)
-    return int(op.worth)
-
-
 def test_a_receiver_leaves_room_for_the_last_seal() -> None:
     """Results of an owner that waits for its deadline have time to come, and are sent for as long."""
-    d = learned()
-    assert worth(d) == 2000 * MS
+    d, op = learned(), SimpleNamespace()
+    d.tell(op, BIG)
+    assert op.worth == 2000 * MS
     observe(d, range(40))
     assert Rank(d).hears()[2] == pytest.approx((12.5 + 10 + 37.5) * MS, rel=1e-3)
     assert Rank(d).hears(200 * MS // UNIT)[2] == pytest.approx((200 + 20 + 37.5) * MS, rel=1e-3)
     assert Rank(d, stage_max=40 * MS).hears(9999)[2] == 2 * 40 * MS
-    assert worth(d) == pytest.approx(2 * 1.25 * 30 * MS, rel=1e-3)
+    d.tell(op, BIG)
+    assert op.worth == pytest.approx(2 * 1.25 * 30 * MS, rel=1e-3)
 
 
 def test_another_owner_map_makes_flows_longer_and_forgets_nothing() -> None:

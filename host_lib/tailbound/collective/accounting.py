@@ -36,7 +36,6 @@ class Accounts:
     Attributes:
         ledger: rows by peer and what became of them.
         latency: of the last ops, from launch to the end of decode, ns.
-        flow_bytes: of one rank's contributions to this one, in the last op.
         trace: the timeline of the last ops; None without ``TAILBOUND_TRACE``.
     """
 
@@ -46,7 +45,6 @@ class Accounts:
         self.ledger = Ledger(job.world)
         self._minority = Episodes(1, _WHOLE)
         self.latency = deque[int](maxlen=_DURATIONS)
-        self.flow_bytes = 0
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
 
     def _complain_of(self, tally: Tally) -> None:
@@ -139,7 +137,6 @@ class Accounts:
         """Enters an op whose result has been given to its caller."""
         outcome, counters = op.outcome, self._job.counters
         self.latency.append(outcome.nanoseconds)
-        self.flow_bytes = op.flow_bytes
         if self.trace is not None:
             assert op.launch is not None
             launched = op.launch.launched

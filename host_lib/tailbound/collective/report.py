@@ -119,10 +119,10 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "p50_ms": half / 1e6,
         "p99_ms": tail / 1e6,
         "delivered": float(job.counters["rows_delivered"] / expected) if expected else 1.0,
-        # for ops like the last one
+        # of the largest ops
         "deadlines_ms": {
             "d1": learned.advertised / 1e6,
-            "d2": learned.stage_two(accounts.flow_bytes) / 1e6,
+            "d2": learned.stage_two(learned.largest) / 1e6,
             "q": learned.quiet / 1e6,
         },
         # waited past deadlines; how long answers take; what the own thread waited for a core in one of the last ops at
@@ -153,7 +153,6 @@ def traffic(job: Job) -> dict[str, Any]:
     """
     queue, said, paths = job.queue, job.queue.said, job.queue.pacer.paths
     return {
-        "queued": said.left,
         "stale": said.stale,
         "socket_full": said.waits,
         "held_by_rate": said.held,
@@ -161,8 +160,6 @@ def traffic(job: Job) -> dict[str, Any]:
         "rates": {str(rank): int(path.rate) if path.limited else 0 for rank, path in paths.items()},
         "rtt_us": {str(rank): path.rtt / 1000 for rank, path in paths.items()},
         "rtt_by": ("nobody", "kernel", "thread")[said.ways if said.echoes else 0],
-        "probes": said.probes,
-        "echoes": said.echoes,
         "marked": int(job.store.peer_states["marked"].sum()),
         "marked_there": said.marked,
         "slowed": sum(path.slowed for path in paths.values()),
