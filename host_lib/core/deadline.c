@@ -10,9 +10,10 @@ static __u32 tb_advertised(const struct tb_terms *t, const struct tb_own_op *o, 
 			   __s64 *values)
 {
 	__u32 oldest = ((o->label >> TB_OP_INDEX_BITS) - TB_HEARD_WITHIN) << TB_OP_INDEX_BITS;
-	__u32 count = 1, p, i;
+	__u32 count = 0, p, i;
 
-	values[0] = t->advertised;
+	if (t->advertised)
+		values[count++] = t->advertised;
 	for (p = 0; p < t->ranks; p++) {
 		const struct tb_peer_state *s = &((const struct tb_peer_state *)t->states)[p];
 		__s64 value = TB_READ_ONCE(s->deadline) * (TB_TIME_UNIT_US * 1000LL);
@@ -24,15 +25,21 @@ static __u32 tb_advertised(const struct tb_terms *t, const struct tb_own_op *o, 
 			values[i] = values[i - 1];
 		values[i] = value;
 	}
+	if (!count)
+		values[count++] = t->stage_max;
 	return count;
 }
 
-/* Ranks advertise D1 of their largest ops; a smaller one takes off what its transfer is shorter by here. */
+/*
+ * Ranks advertise D1 of their largest ops; a smaller one takes off what its transfer is shorter by here. A rank without
+ * rows of such ops has nothing of its own to go by.
+ */
 static __s64 tb_fitted(const struct tb_terms *t, const struct tb_own_op *o, __s64 advertised)
 {
-	if (!o->known)
+	if (o->stage_one && !o->known)
 		return o->stage_one;
-	advertised += tb_least(0, o->stage_one - t->advertised);
+	if (o->stage_one)
+		advertised += tb_least(0, o->stage_one - t->advertised);
 	return tb_least(tb_most(t->floor, advertised), t->stage_max);
 }
 

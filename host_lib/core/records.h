@@ -430,7 +430,7 @@ struct tb_own_op {
 	__s64 sent_at; /* when the own rows had left; 0: they have not */
 	__s64 published_at; /* when their results had left; 0: they have not */
 	__u64 results; /* struct tb_given: of the own rows, handed out; 0: not, or kept with others */
-	__s64 stage_one; /* the own D1 of its size */
+	__s64 stage_one; /* the own D1 of its size; 0: it owns no rows of such ops */
 	__s64 usual; /* D2 of its size: what the second half takes as a rule */
 	__s64 admitted; /* when the own launch found room; the clocks count from here */
 	__s64 start; /* c of clock-3, when its clock started; 0: it has not */

@@ -72,8 +72,10 @@ def test_a_quantile_of_a_window(values: list[int]) -> None:
 
 
 def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_learned() -> None:
-    """Ops without arrivals give no samples. Rules: clock-5, clock-26."""
-    d = learned(50, first=None, transfer=None, results=None)
+    """A rank without rows has no arrivals, and goes by what others advertise. Rules: clock-5, clock-11, clock-26."""
+    d = learned(50, first=None, transfer=None, results=6 * MS)
+    assert (d.advertised, Rank(d).hears()[1], Rank(d).hears(300, 900)[1]) == (0, 2000 * MS, 900 * UNIT)
+    d = learned(4, first=None, transfer=None, results=None)
     assert d.stage_one(BIG) == d.stage_two(BIG) == learned().advertised == 2000 * MS
     d = learned(4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS

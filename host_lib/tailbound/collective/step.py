@@ -84,7 +84,7 @@ def _agree(op: Op, known: Speaker, now: int) -> tuple[Do, int]:
     limit = start + known.config.stage_max // 2
     settled = known.records.all_contributed(missing, op.label)
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
-        limit = min(limit, op.cold_since + known.deadlines.advertised)
+        limit = min(limit, op.cold_since + (known.deadlines.advertised or known.config.stage_max))
     if op.warm or (settled and now >= limit):
         return Do.STAY_OUT, 0  # whatever this rank chose would not be theirs
     if not missing or now >= limit:

@@ -141,7 +141,7 @@ class Deadlines:
         #: counts what changes them
         self.changes = 0
         #: the own D1, and D2, for flows of so many bytes, ns (clock-4, clock-11, clock-26); both are told to every op,
-        #: and change only when something has been learned
+        #: and change only when something has been learned. D1 is 0 where this rank owns no rows of such ops
         self.stage_one, self.stage_two = cache(self._stage_one), cache(self._stage_two)
         self._skew = 0  # as they took it; a step may change it
         #: q of clock-10, ns
@@ -260,8 +260,10 @@ class Deadlines:
         if self._config.deadline_1:
             return self._config.deadline_1
         size = self._known(flow_bytes)
-        if size is None or not len(size.per_byte) or not self._first:
+        if size is None:
             return self._config.stage_max
+        if not len(size.per_byte):
+            return 0
         return self._careful(size, self.skew + self.transfer(flow_bytes))
 
     def _stage_two(self, flow_bytes: int) -> int:

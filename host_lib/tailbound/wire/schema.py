@@ -1121,7 +1121,7 @@ OWN_OP = Struct(
             "u64",
             "struct tb_given: of the own rows, handed out; 0: not, or kept with others",
         ),
-        Field("stage_one", "s64", "the own D1 of its size"),
+        Field("stage_one", "s64", "the own D1 of its size; 0: it owns no rows of such ops"),
         Field("usual", "s64", "D2 of its size: what the second half takes as a rule"),
         Field("admitted", "s64", "when the own launch found room; the clocks count from here"),
         Field("start", "s64", "c of clock-3, when its clock started; 0: it has not"),
