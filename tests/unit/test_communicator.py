@@ -249,6 +249,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
         monkeypatch.setattr(engine.job, "now", lambda: now() + skew)
         monkeypatch.setattr(contribute, "step", slow)
         stands, go_on = threading.Event(), threading.Event()
+        begun = time.monotonic()
         waits = engine.call(lambda: (stands.set(), go_on.wait(PATIENCE)))
         assert stands.wait(PATIENCE)
         before = counters["stops_noticed"]
@@ -256,7 +257,6 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
         end = 2 if stops else 5
         how = {"prepare": lambda: None}  # else the library codes them alone
         futures = [launch(job[0], data, np.empty_like(data), at, last=at == end, **how) for at in range(end + 1)]
-        begun = time.monotonic()
         go_on.set()
         waits.result(PATIENCE)
         for future in futures:

@@ -281,15 +281,15 @@ def test_a_deputy_takes_in_what_comes_while_the_thread_waits_for_the_lock(sleepe
         sleeper.event(Event.RESULTS_COMPLETE)
         os.eventfd_write(sleeper.made[1], 1)
         await_that(lambda: sleeper.positions[0], "it is taken in")
-        assert sleeper.rest.awake > now
-        stopped = sleeper.rest.awake = now - 60_000 * MS
         written()
-        assert sleeper.rest.awake == stopped
         assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SEND | Woken.SERVE
+        assert sleeper.rest.awake > now
         before = sleeper.asking.letters
+        stopped = sleeper.rest.awake = now - 60_000 * MS
         core().waits.tb_pump(sleeper.queue.line, True, 0)
         written()
         core().fast.tb_back(sleeper.rest.pointer)
+        assert sleeper.rest.awake == stopped
         assert sleeper.rest.due
     finally:
         sleeper.rest.dismiss()
