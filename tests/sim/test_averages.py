@@ -153,23 +153,12 @@ def _cut(job: World, whom: str) -> None:
 
 #: Ranks, what happens to whom, who trains meanwhile, and whether a switch sums, which flags nothing (clock-28).
 _PARTS: list[tuple[int, How | None, str, str, bool]] = [
-    (2, _stop, "1", "", False),
-    (2, None, "0|1", "", False),
-    (2, _end, "1", "0", False),
-    (2, _leave, "1", "0", False),
-    (3, _stop, "2", "01", False),
-    (3, _stop, "12", "", False),
-    (3, None, "0|12", "12", False),
-    (3, None, "0|1|2", "", False),
-    (4, _stop, "3", "012", False),
-    (4, _stop, "02", "", False),
-    (4, None, "012|3", "012", False),
-    (4, None, "01|23", "", False),
-    (4, _end, "23", "01", False),
-    (3, _stop, "2", "01", True),
-    (3, _stop, "12", "", True),
-    (3, _unplug, "2", "01", True),
-]
+    (2, _stop, "1", "", False), (2, None, "0|1", "", False), (2, _end, "1", "0", False), (2, _leave, "1", "0", False),
+    (3, _stop, "2", "01", False), (3, _stop, "12", "", False), (3, None, "0|12", "12", False),
+    (3, None, "0|1|2", "", False), (4, _stop, "3", "012", False), (4, _stop, "02", "", False),
+    (4, None, "012|3", "012", False), (4, None, "01|23", "", False), (4, _end, "23", "01", False),
+    (3, _stop, "2", "01", True), (3, _stop, "12", "", True), (3, _unplug, "2", "01", True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ranks", "how", "whom", "train", "switched"), _PARTS)

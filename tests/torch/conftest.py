@@ -12,11 +12,8 @@ import pytest
 from processes import Job, Run
 
 BACKENDS = {
-    "backend_jobs": "tailbound",
-    "elastic": "elastic",
-    "loop_jobs.killed": "elastic",
-    "loop_jobs.barred": "elastic",
-}
+    "backend_jobs": "tailbound", "elastic": "elastic", "loop_jobs.killed": "elastic", "loop_jobs.barred": "elastic",
+}  # fmt: skip
 
 
 def _named(job: str) -> Callable[..., Any]:

@@ -116,20 +116,11 @@ def test_torchrun_knows_the_backend_without_an_import(repository: Path, tmp_path
 
 #: Of PyTorch's own tests: one of every kind, the cheap ones.
 SUITE = [
-    "test_all_reduce_sum$",
-    "test_all_reduce_coalesced_max_complex_unsupported",
-    "test_reduce_sum$",
-    "test_barrier$",
-    "test_broadcast$",
-    "test_all_gather$",
-    "test_all_gather_object_default_pg",
-    "test_scatter$",
-    "test_gather$",
-    "test_send_recv$",
-    "test_DistributedDataParallelCPU$",
-    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_all_reduce_sum$", "test_all_reduce_coalesced_max_complex_unsupported", "test_reduce_sum$", "test_barrier$",
+    "test_broadcast$", "test_all_gather$", "test_all_gather_object_default_pg", "test_scatter$", "test_gather$",
+    "test_send_recv$", "test_DistributedDataParallelCPU$", "test_DistributedDataParallelCPU_grad_is_view",
     "test_ddp_logging_data_cpu",
-]
+]  # fmt: skip
 
 
 @pytest.mark.needs("expecttest")

@@ -23,17 +23,8 @@ def turns(module: str, *names: str) -> tuple[str, ...]:
 
 #: Loops that need nothing of their own.
 LOOPS = (
-    "plain",
-    "accumulating",
-    "accumulating_unsynced",
-    "clipping",
-    "shared",
-    "gan",
-    "sam",
-    "lbfgs",
-    "teacher",
-    "static",
-)
+    "plain", "accumulating", "accumulating_unsynced", "clipping", "shared", "gan", "sam", "lbfgs", "teacher", "static",
+)  # fmt: skip
 #: How many processes of which job, with what besides the rank, by title.
 JOBS: dict[str, tuple[Any, ...]] = {
     # the hook of DDP

@@ -210,7 +210,8 @@ def test_a_request_without_a_thread_is_turned_away_and_the_next_one_is_answered(
         assert pair[0]._answered.wait_for(lambda: not pair[0]._answering, 20)
 
 
-def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:
+def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     asked, go_on = reliable_pair.slow(pair[0])
     with ThreadPoolExecutor() as threads:
         found = threads.submit(pair[1].pull, 0, "slow", b"", 60)
@@ -219,6 +220,7 @@ def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:
         with pytest.raises(TransportError, match="closed"):
             found.result(20)
         go_on.set()
+    assert "turned away" not in caplog.text
 
 
 def test_a_request_of_another_size_is_refused() -> None:

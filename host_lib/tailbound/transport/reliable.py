@@ -262,7 +262,8 @@ class Reliable:
                 else:
                     sock.close()
             except (OSError, RuntimeError) as error:  # out of descriptors or threads: the peer asks again
-                log.info("rank %d: a request over the reliable path was turned away: %s", self._rank, error)
+                if not self._over.is_set():  # else ``close`` has woken it
+                    log.info("rank %d: a request over the reliable path was turned away: %s", self._rank, error)
                 if sock is not None:
                     sock.close()
                     self._leave(sock)
