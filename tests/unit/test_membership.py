@@ -115,18 +115,10 @@ def test_a_word_that_is_repeated_prolongs_a_hold_and_begins_none() -> None:
 #: Ranks of a job, those that have said goodbye, whose processes have ended and that are only silent; how many votes
 #: are a quorum then, and who of the silent is suspect.
 VOTES = [
-    (2, "", "", "1", 2, ""),
-    (2, "1", "", "", 1, ""),
-    (2, "", "1", "", 1, "1"),
-    (3, "", "", "2", 2, "2"),
-    (3, "", "", "12", 2, ""),
-    (3, "2", "", "1", 2, ""),
-    (4, "", "", "3", 3, "3"),
-    (4, "", "", "23", 3, ""),
-    (4, "", "23", "1", 2, "23"),
-    (4, "3", "2", "1", 2, "2"),
-    (5, "", "4", "3", 3, "34"),
-]
+    (2, "", "", "1", 2, ""), (2, "1", "", "", 1, ""), (2, "", "1", "", 1, "1"), (3, "", "", "2", 2, "2"),
+    (3, "", "", "12", 2, ""), (3, "2", "", "1", 2, ""), (4, "", "", "3", 3, "3"), (4, "", "", "23", 3, ""),
+    (4, "", "23", "1", 2, "23"), (4, "3", "2", "1", 2, "2"), (5, "", "4", "3", 3, "34"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ranks", "gone", "ended", "silent", "votes", "suspects"), VOTES)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tailbound.torch import register
+from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.register import _kept
 
 
@@ -72,6 +72,9 @@ def test_what_is_no_model_or_no_optimizer_is_refused(
         register(*given(model))
     with pytest.raises(ConfigError, match=r"scaler= is of type int: give a torch.amp.GradScaler"):
         register(model, scaler=3)  # type: ignore[arg-type]
+    for call in (lambda: GradScaler("cuda"), lambda: next(batches(model, [3]))):  # as torch's, and in another order
+        with pytest.raises(ConfigError, match=r"give .*what register returned"):
+            call()
     register(model, torch.optim.LBFGS(model.parameters()))  # a rank alone may make as many passes as it likes
 
 

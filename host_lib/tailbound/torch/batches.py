@@ -41,6 +41,8 @@ def batches(
         ConfigError: no rank can skip a step alone, ``per_step`` is not what the loop does, a batch was asked for before
             ``optimizer.step()``, or another loop has begun within this one.
     """
+    if not isinstance(state, TailboundState):
+        raise ConfigError(f"batches(..., {type(state).__name__}): give a loader and what register returned")
     if per_step < 1:
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
     count, others, alone = 0, _steps_of_others(state), True
