@@ -17,6 +17,8 @@ from tailbound_lab.simulate.fabric import Burst
 _TYPE = HEADER_DTYPE.fields["type"][1]  # type: ignore[index]
 #: Ops of so many steps before the newest that has been sealed may still be sealed.
 _KEPT = 4 << OP_INDEX_BITS
+#: Doublings by which a contribution of 8 bits is shifted down (codec-9).
+_DOWN_MOST = 7
 
 
 class Sums:
@@ -28,8 +30,8 @@ class Sums:
 
     def __init__(self, store: Store, cookie: int) -> None:
         self._store, self._cookie, self.rows = store, cookie, 0
-        #: by op and rank: f64[rows, codes + 1], times their weights and scales, and the weight; in the order of row
-        #: sequences modulo the next power of two, which goes on where sequences wrap
+        #: by op and rank: f64[rows, codes + 2], times their weights and scales, and these; in the order of sequences
+        #: modulo the next power of two, which goes on where they wrap
         self._said: dict[int, dict[int, NDArray[np.float64]]] = {}
         self._over: set[int] = set()  # ops that have been sealed of late
 
@@ -42,8 +44,8 @@ class Sums:
         heads = packets[:, :HEADER_BYTES].copy().view(HEADER_DTYPE)[:, 0]
         for op in set(heads["op"].tolist()) - self._over:
             these = heads["op"] == op
-            units = np.ldexp(heads["weight"][these].astype(np.float64), heads["exponent"][these] // 4)
-            codes = np.c_[packets[these, HEADER_BYTES:] * units[:, None], heads["weight"][these]]
+            weights, scales = heads["weight"][these].astype(np.float64), heads["exponent"][these] // 4
+            codes = np.c_[packets[these, HEADER_BYTES:] * np.ldexp(weights, scales)[:, None], weights, scales]
             shape = 1 << (int(heads["rows"][these][0]) - 1).bit_length(), codes.shape[1]
             said = self._said.setdefault(op, {}).setdefault(burst.source, np.zeros(shape))
             said[heads["seq"][these] % shape[0]] = codes
@@ -59,15 +61,16 @@ class Sums:
         bits = np.where(mine[:, None], records["ranks"], 0).astype(np.uint64)
         contributors = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little").astype(bool)
         (wanted, most), length = np.zeros((2, rows, store.width)), 0
-        unit = np.ldexp(1.0, -(records["exponent"] // 4))[:, None]
+        scale = records["exponent"][:, None] // 4
         for rank in np.flatnonzero(contributors.any(axis=0)).tolist():
             here = contributors[:, rank]
             assert rank in said, f"op {op}: {here.sum()} rows of rank {rank}, which has sent none"
-            length = said[rank].shape[1] - 1  # what lies beyond is of other ops
-            row = said[rank][seqs[here] % len(said[rank])]
-            part = row[:, :-1] * unit[here]
+            length = said[rank].shape[1] - 2  # what lies beyond is of other ops
+            row, weight, own = np.split(said[rank][seqs[here] % len(said[rank])], [length, length + 1], axis=1)
+            part = np.ldexp(row, -scale[here])
             wanted[here, :length] += part
-            most[here, :length] += (part % 1 > 0) * (1 + 2 * row[:, -1:])  # of scales too far apart less is kept
+            cut = (part % 1 > 0) | (scale[here] - own > _DOWN_MOST)  # beyond that, rows are taken once in so many
+            most[here, :length] += cut * (1 + 2 * weight)
         there = contributors.any(axis=1)
         sums = store.sums[seqs[there] & (store.sum_rows - 1)].view(np.uint16)
         in_order = sums.reshape(len(sums), store.width // 8, 2, 4).swapaxes(2, 3).reshape(sums.shape)
