@@ -350,6 +350,13 @@ static __s64 tb_present(const struct tb_terms *t, const struct tb_own_op *o, tb_
 	return found;
 }
 
+/* Those of others: rows that came when their op was too far ahead for a record, or whose record has gone, are there. */
+static __s64 tb_came(const struct tb_terms *t, const struct tb_own_op *o,
+		     const struct tb_sight *see)
+{
+	return see->record ? see->record->results_in : tb_present(t, o, ~tb_rank(t->rank));
+}
+
 /* Rows that live owners have, but those of this rank. */
 static __s64 tb_owned(const struct tb_terms *t, const struct tb_own_op *o)
 {
@@ -380,11 +387,7 @@ static int tb_results(const struct tb_terms *t, struct tb_own_op *o, const struc
 	tb_set owners = tb_set_of(t->owners);
 	struct tb_seen s = { .launched = o->admitted };
 
-	/* rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same */
-	if (see->record)
-		s.progress = see->record->results_in;
-	else if (!o->switched)
-		s.progress = tb_present(t, o, ~tb_rank(t->rank));
+	s.progress = tb_came(t, o, see);
 	if (s.progress >= o->rows - (o->switched ? 0 : o->own))
 		return TB_WHY_COMPLETE;
 	if (o->switched) { /* a row that is missing can be asked for until the deadline */
@@ -404,7 +407,7 @@ static void tb_release_late(const struct tb_terms *t, struct tb_own_op *o,
 			    const struct tb_sight *see, __s64 now)
 {
 	struct tb_half *first = tb_half_of(o, 0), *second = tb_half_of(o, 1);
-	struct tb_seen s = { .progress = see->record ? see->record->results_in : 0 };
+	struct tb_seen s = { .progress = tb_came(t, o, see) };
 
 	s.left = o->rows - s.progress;
 	if (!o->own_in || s.left <= 0 || second->release)

@@ -16,7 +16,7 @@ from sim.team import SimTeam, sim_team, total
 from support import Trouble, alike, gradients, hasty, patient
 from tailbound.transport.backoff import Policy
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import Verdict
+from tailbound.wire.schema import OP_STEPS, Verdict
 from tailbound_lab.simulate.fabric import MS
 
 RANKS, WIDTH = 3, 128
@@ -110,6 +110,16 @@ def test_a_worker_that_comes_late_has_the_others_means_at_once(loss: float) -> N
         assert of(out, inputs, job) == {frozenset({0, 1})}
         assert job.switch.rules.counts[Verdict.ANSWERED] >= len(lost)
         assert (len(lost) > 0) == (loss > 0)
+
+
+def test_a_worker_that_was_stopped_finds_means_in_its_memory() -> None:
+    """Also those of more steps than records of ops last: each took a deadline. Rule: clock-20."""
+    with switched(hasty()) as job:
+        job.warm_up(NUMEL)
+        for ranks, silent in ([0, 1], ()), ([2], (2,)):
+            for op in range(2 * OP_STEPS):
+                _, results = job.averaged(NUMEL, op, ranks, silent=silent)
+                assert not silent or (results[0][1].missed, results[0][1].nanoseconds < SLACK) == (0, True)
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_without_waiting_for_the_deadline() -> None:
