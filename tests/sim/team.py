@@ -79,8 +79,15 @@ class _TeamEngine(Engine):
         return future
 
 
+class _TeamRank(Rank):
+    """Trains nothing of its own accord."""
+
+    def train(self) -> None:
+        pass
+
+
 class _TeamWorld(World):
-    engine = _TeamEngine
+    engine, node = _TeamEngine, _TeamRank
 
     def open(self, *arguments: Any) -> Rank:
         node = super().open(*arguments)

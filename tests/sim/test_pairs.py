@@ -36,7 +36,6 @@ SETTINGS = {
 #: How long ranks compute: as a rule, which is long enough for a map to begin three steps after it is settled; and
 #: before the op in which something fails: who launches first, all others, and who is slow, for longer than they wait.
 COMPUTE, FIRST, USUAL, SLOW = 20 * MS, 10 * MS, 50 * MS, 600 * MS
-SEEDS = 20
 #: Of virtual time, ns.
 LONGEST = 10_000 * MS
 #: Owner by row, and how many each has.
@@ -283,10 +282,3 @@ def test_the_others_go_on_without_the_failed_ranks(names: tuple[str, ...]) -> No
 def test_no_job_ends_since_its_owners_were_stopped(seed: int) -> None:
     """Nothing came to rank 2 in two steps, of owners that had published nothing. Rule: clock-37."""
     play(("stopped", "clock-jump"), seed)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("names", CASES, ids="+".join)
-def test_all_pairs_with_other_seeds(names: tuple[str, ...]) -> None:
-    for seed in range(SEEDS):
-        play(names, seed)

@@ -163,11 +163,3 @@ STOPS, CUTS = ("stop",), ("stop", "cut")
 def test_ranks_that_fail_at_random_end_no_job_and_leave_no_two_states(seed: int, kinds: tuple[str, ...]) -> None:
     """Rules: clock-20, clock-21, clock-37."""
     play(seed, kinds)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kinds", [STOPS, CUTS])
-def test_ranks_that_fail_at_random_with_other_seeds(kinds: tuple[str, ...]) -> None:
-    for seed in range(40):
-        play(seed, kinds)

@@ -86,18 +86,6 @@ def test_cut_covers_a_bucket_and_never_exceeds_the_rows() -> None:
         _chunks(64 * 16 * 1025, (), 64, 16, 16)
 
 
-def test_steps_in_flight_beyond_the_records_of_ops() -> None:
-    """More steps than there are op records for, of one size and of two, all launched before the first is over."""
-    steps = [gradients("U", RANKS, 4000 + 3000 * (op % 2), seed=op) for op in range(12)]
-    with sim_team(RANKS, patient()) as job:
-        for _ in range(2):
-            for inputs, made in zip(steps, step(job, steps, one=False), strict=True):
-                results = job.finish(made)
-                whole(results, inputs, 4e-3)
-                assert not any(outcome.deadline_hits for _, outcome in results)
-        assert no_drops(job)
-
-
 def test_a_step_larger_than_the_ring_goes_through_it_op_by_op() -> None:
     """Half of the ring is in flight at most, nothing is lost, and no rank in step is taken for lost (clock-20)."""
     with sim_team(RANKS, patient(ring_mib=0.25)) as job:

@@ -15,7 +15,7 @@ import sys
 
 from soak import part
 
-PARTS = ("machine", "packets", "sanitized", "flood", "training")
+PARTS = ("jobs", "packets", "sanitized", "flood", "training")
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1000) * 100 * part.STRIDE if options.seed is None else options.seed
-    lacking = {name: importlib.import_module(f"soak.{name}").lacking() for name in options.parts}
+    lacking = {name: getattr(importlib.import_module(f"soak.{name}"), "lacking", str)() for name in options.parts}
     parts, found = [name for name in options.parts if not lacking[name]], list[str]()
     print(*(f"{name}: left out: {why}\n" for name, why in lacking.items() if why), sep="", end="")
     print(f"seed {seed}, {options.minutes:g} minutes for: {', '.join(parts)}", flush=True)

@@ -18,7 +18,6 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -163,9 +162,3 @@ def life(seed: int, tell: Tell) -> str:
         if lost and not no_room and not lab.lost_frames():
             return f"{rate:.0f}/s: {lost} rows lost, and no queue was full"
     return ""
-
-
-@contextlib.contextmanager
-def trials(number: int, tell: Tell, until: float) -> Iterator[Callable[[int], str]]:
-    """A job a seed."""
-    yield lambda seed: life(seed, tell)

@@ -1,6 +1,7 @@
 """A part of a soak: processes that try seed after seed for as long as they are told, and what they tell.
 
-A part is a module with ``trials``: a context that gives a function of a seed, which says what is wrong with it.
+A part is a module with ``life``: of a seed and ``Tell``, it says what is wrong; or with ``trials``, a context of
+such a function of a seed alone. ``lacking`` says why it cannot run here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from multiprocessing import connection
 from typing import Any
 
@@ -54,7 +57,9 @@ def _child(name: str, number: int, seed: int, seconds: float, pipe: connection.C
         pipe.send((what, value))
 
     try:
-        with importlib.import_module(f"soak.{name}").trials(number, tell, until) as trial:
+        module: Any = importlib.import_module(f"soak.{name}")
+        here = hasattr(module, "trials")
+        with module.trials(number, tell, until) if here else nullcontext(partial(module.life, tell=tell)) as trial:
             while time.monotonic() < until and not is_over():
                 try:
                     wrong = trial(seed)

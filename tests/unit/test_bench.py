@@ -189,11 +189,6 @@ def test_the_worst_tensor_is_told_beside_the_error_of_all() -> None:
     every = codec.errors()
     lossless = [row for row in every if row["name"] in ("rotated, 0% of results lost", "plain, 0% of results lost")]
     assert [row["nmse"] < row["worst_nmse"] < 1e-3 for row in lossless] == [True, True]
-    found = {(r["bits"], r["ranks"], r["correlation"]): r["nmse"] for r in every if r["name"].startswith("rotated")}
-    for bits in ("8", "4,8"):  # fewer bits cost, ranks that agree win
-        assert found[bits, 16, 0.5] < 0.8 * found[bits, 16, 0.0]
-        assert found[bits, 4, 0.5] < found[bits, 4, 0.0]
-    assert found["4,8", 16, 0.5] > 10 * found["8", 16, 0.5]
 
 
 # -- trainings -------------------------------------------------------------------------------------------------------

@@ -128,12 +128,6 @@ def test_what_is_told_again_keeps_no_half_from_ending(op: Op) -> None:
     assert told.take(4 * MS).actions == (Do.TELL, seal("complete"))
 
 
-def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
-    assert op.launch is not None
-    op.launch.contribute = False
-    assert Told(op).take(2 * MS).actions == (Do.ABSTAIN,)
-
-
 @pytest.mark.parametrize(
     ("start", "sealed", "published_by", "now", "action"),
     [

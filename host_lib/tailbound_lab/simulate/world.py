@@ -52,7 +52,6 @@ class Rank:
     over: list[Done] = field(default_factory=list)
     stopped: int = 0  #: until when its processes do not run, ns
     pause: int = 0  #: for how long it holds before its next step, ns
-    away: int = 0  #: for how long its training does nothing before its next step, without a word, ns
     ahead: int = 0  #: of its kernel's clock, ns
     lost: bool = False  #: its next step is where the others are
     dead: bool = False
@@ -118,10 +117,6 @@ class Rank:
         """Begins the next step, unless the training is over; a rank that is lost joins the others first."""
         world = self.world
         if self.dead:
-            return
-        if self.away:
-            world.fabric.at(world.fabric.now + self.away, self.train)
-            self.away, self.lost = 0, True
             return
         if self.lost or self.engine.job.steps.lost or self.engine.job.sequence.adrift:
             self.lost = False
@@ -431,7 +426,7 @@ class World:
     def finish(self, most: int | None = None) -> Self:
         """Trains on to the end, until everybody is at rest; at most ``most`` ns of virtual time."""
         alive, now, config = self.alive, self.fabric.now, self.nodes[0].engine.job.config
-        rest = max(max(0, node.stopped - now) + node.pause + node.away for node in alive)
+        rest = max(max(0, node.stopped - now) + node.pause for node in alive)
         start = max(4 * rest, *(node.engine.job.deadlines.start_max for node in alive))  # D_start follows it
         longest = config.bound - config.start_max + start + self.plan.compute * 2
         longest = longest * (self.steps + 1 - min(node.step for node in alive)) + rest
