@@ -40,7 +40,7 @@ class GradScaler(torch.amp.GradScaler):
     def _join(self, state: TailboundState) -> None:
         """From now on this scales the loss of ``state``."""
         if not hasattr(state, "loss_scale"):
-            raise ConfigError(f"GradScaler({state!r}): give first what register returned, as GradScaler(state, 'cuda')")
+            raise ConfigError(f"GradScaler({state!r}): give what register returned, as in GradScaler(state, 'cuda')")
         if state.scaler is not None:
             raise ConfigError("this state has a gradient scaler already: use one for all optimizers of the model")
         self._ours = self.is_enabled() and state.communicator is not None
