@@ -33,7 +33,7 @@ _ALL = "unit/test_small_mistakes.py"
 MODULES: dict[str, tuple[str, ...]] = {
     "collective.step": ("unit/test_step.py",),
     "transport.agreement": ("unit/test_shares.py",),
-    "transport.backoff": ("unit/test_backoff.py",),
+    "transport.backoff": ("unit/test_agreement.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
     "collective.terms": ("unit/test_halves.py",),
     "transport.sequence": ("unit/test_sequence.py",),

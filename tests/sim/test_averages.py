@@ -106,6 +106,19 @@ def test_a_job_ends_after_two_steps_that_average_nothing(
                 job.allreduce(inputs, [rank])
 
 
+def test_an_owner_that_leaves_steps_in_flight_behind_ends_no_job() -> None:
+    """By its marks it has sent them all, and nothing came. Rules: clock-20, clock-37."""
+    with sim_team(2, hasty(ring_mib=1 / 8)) as job:
+        job.warm_up(NUMEL)
+        while not job[0].lost:
+            job.averaged(NUMEL, 0, [1])
+        flying = [job.start(INPUTS[:2], [1]) for _ in range(2)]
+        job.go(50 * MS)
+        assert job[0].jump()
+        assert not any(outcome.error for each in flying for _, outcome in job.finish(each))
+        job.right(NUMEL)
+
+
 # -- a step in which fewer than a majority of the ranks have part is void (clock-38) -----------------------------------
 
 #: Steps in which all is well before, and is again after; how long the trouble lasts, and anything at all, ns.

@@ -147,7 +147,7 @@ FAULTS: dict[str, Callable[[Course, int, int], None]] = {
     "slow": lambda course, rank, length: course.change(rank, length, speed=0.02),
     "disorder": lambda course, rank, length: course.change(rank, length, twice=0.2, late=0.3),
     "kill": Course.kill,
-    "map": lambda course, rank, length: course.job.world.propose(tuple({rank, length // MS % len(course.job)})),
+    "map": lambda course, rank, length: course.job.world.propose(tuple({*range(len(course.job))} - {rank}) or (0,)),
     "switch": lambda course, rank, length: course.job.world.switch and course.job.world.restart_switch(length),
 }
 

@@ -17,7 +17,8 @@ class Averages:
     """Looks at every op that is over.
 
     An op averages nothing if this rank got no row of it, or had all ranks skip it. All owners must say that they sent
-    theirs, or have gone: one that is stopped or cut off says nothing, and that tells for neither side.
+    theirs, or have gone: one that is stopped or cut off says nothing, and that tells for neither side. Steps in flight
+    when such a step is over do not count: an owner that was lost says so of all that it has left behind (clock-20).
     Nothing is wrong in ops in which all abstain or this rank is behind, nor in those of a switch, which has a fallback.
     The same holds for a rank that has still to hear of an owner map.
 
@@ -31,7 +32,7 @@ class Averages:
         self._known, self._sequence, self._trying = known, sequence, trying
         self._good: int | None = None  # the last step with an op of which nothing is wrong
         self._since: int | None = None  # the first of the steps that have averaged nothing since ...
-        self._last = 0  # ... and the last of them
+        self._last = self._when = 0  # ... the last of them, and when that was known, ns
 
     def check(self, op: Op, ops: Iterable[Op]) -> TransportError | None:
         """Takes an op that is over; the error with which the job ends after two steps that have averaged nothing.
@@ -46,8 +47,9 @@ class Averages:
             return None
         if step == self._good:
             return None
-        if self._in_vain(op):
+        if self._in_vain(op) and (self._since is None or step == self._last or op.admitted > self._when):
             self._since, self._last = step if self._since is None else self._since, step
+            self._when = self._known.now()
         launched = step_of(self._sequence.upcoming) != step
         over = launched and not any(o.launch and not o.delivered and o.place.step == step for o in ops)
         if not over or self._since in (None, self._last) or self._trying():
