@@ -27,7 +27,7 @@ from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective import contribute
 from tailbound.collective.buffers import BufferPool, Buffers
-from tailbound.collective.communicator import Communicator
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath import select
@@ -88,6 +88,12 @@ def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
 def test_arrays_that_cannot_be_averaged_are_refused(data: Any, out: Any, message: str) -> None:
     with team(1, patient()) as job, pytest.raises(ConfigError, match=message):
         job[0].allreduce(data, out)
+
+
+def test_what_codes_leave_out_is_kept_of_float32_alone() -> None:
+    how = Handling("float16", residual=np.zeros(8, np.float32))
+    with team(1, patient()) as job, pytest.raises(ConfigError, match="data is float16"):
+        launch(job[0], np.zeros(8, np.float16), np.zeros(8, np.float16), handling=how)
 
 
 def test_closing_ends_the_op_in_flight_and_nothing_is_launched_afterwards() -> None:

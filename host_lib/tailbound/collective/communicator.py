@@ -76,7 +76,7 @@ class Handling(NamedTuple):
         dtype: the bucket's own type, part of the layout tag.
         coder: for ``data`` and ``out`` in other memory than numpy's: who reads and writes them.
         residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded, with
-            what the codes leave out (``codec.feedback``); left alone where nothing was coded.
+            what the codes leave out (``codec.feedback``) of a ``data`` of float32; left alone where nothing was coded.
         bits: of a code, or of contributions' and of results'; 0: ``config.bits``. All ranks must give the same.
         scaled: ``data`` is a gradient without its loss scale; all ranks must say the same.
         starts: where the tensors in the bucket begin, rising; empty: they are not known.
@@ -324,7 +324,7 @@ class Communicator:
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             half = _HALVES.get(dtype)
-            _check(data, "data", numel, half)
+            _check(data, "data", numel, half if residual is None else None)
             _check(out, "out", numel, half)
             if residual is not None:
                 _check(residual, "residual", numel)
