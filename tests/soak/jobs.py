@@ -162,7 +162,7 @@ def play(seed: int, tell: Tell, happens: Sequence[tuple[str, int, int, int]]) ->
                 job.at(begins * MS, partial(FAULTS[name], course, rank % ranks, length * MS))
             ends = max((begins + length for _, _, begins, length in happens), default=0) * MS
             course.until(lambda one: job.now > ends and one.step >= STEPS, "faults are over")
-            course.depth, course.rests = 1, [1] * ranks
+            course.depth, course.rests, job.world.fabric.terms = 1, [1] * ranks, Terms()
             newest = max(one.step for one in course.trainers)
             course.until(lambda one: one.in_step and one.step > newest, "all are in step")
             course.calm = max(one.step for one in course.trainers)
