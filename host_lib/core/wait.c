@@ -274,18 +274,21 @@ TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 
 /*
  * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until
- * stop_fd is readable. Packets may be written meanwhile: a torn one fails its check.
+ * stop_fd is readable. Counts in sent what left. Packets may be written meanwhile: a torn one fails its check.
  */
 TB_EXPORT void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets,
-			 __u32 size, const __u8 *names, __u32 count)
+			 __u32 size, const __u8 *names, __u32 count, __s64 *sent)
 {
 	struct pollfd stop = { stop_fd, POLLIN, 0 };
 
 	while (poll(&stop, 1, every / 1000000) <= 0) {
 		if (tb_clock() - *(const volatile __s64 *)said <= every)
 			continue;
-		for (__u32 i = 0; i < count; i++)
-			sendto(fd, packets + i * size, size, MSG_DONTWAIT,
-			       (const void *)(names + i * TB_NAME_BYTES), TB_NAME_BYTES);
+		for (__u32 i = 0; i < count; i++) {
+			const void *name = names + i * TB_NAME_BYTES;
+
+			sent[i] += sendto(fd, packets + i * size, size, MSG_DONTWAIT, name,
+					  TB_NAME_BYTES) > 0;
+		}
 	}
 }

@@ -70,8 +70,9 @@ class Holding:
         return self.again
 
     def stop(self) -> None:
-        """Says no more."""
-        self._heartbeat.stop()
+        """Says no more, and counts what the heartbeat has sent."""
+        for peer, count in zip(self._job.peers, self._heartbeat.stop(), strict=True):
+            self._job.sender.took(peer, count, count * HEADER_BYTES, count)
 
     def _say(self, now: int) -> None:
         self._heartbeat.said(hold(self._job, over=False), now)
@@ -97,6 +98,7 @@ class Heartbeat:
         self._names = np.frombuffer(b"".join(map(sockaddr, peers)), np.uint8)
         self._packets = np.zeros((len(peers), size), np.uint8)
         self._said = np.zeros(1, np.int64)
+        self._sent = np.zeros(len(peers), np.int64)
         self._sock, self._every = sock, every
         self._stop = -1
         self._thread: threading.Thread | None = None
@@ -110,16 +112,19 @@ class Heartbeat:
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)
             arguments = (
                 self._sock.fileno(), self._stop, self._every, address(self._said), address(self._packets),
-                self._packets.shape[1], address(self._names), len(self._packets),
+                self._packets.shape[1], address(self._names), len(self._packets), address(self._sent),
             )  # fmt: skip
             repeat = core().waits.tb_repeat
             self._thread = threading.Thread(target=repeat, args=arguments, name="tailbound-hold", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """Nothing is repeated any more once this has returned."""
+    def stop(self) -> list[int]:
+        """Nothing is repeated any more once this has returned: how many packets have left for each peer."""
         if self._thread is not None:
             os.eventfd_write(self._stop, 1)
             self._thread.join()
             os.close(self._stop)
             self._thread = None
+        sent: list[int] = self._sent.tolist()
+        self._sent[:] = 0
+        return sent

@@ -122,7 +122,7 @@ _FUNCTIONS = {
     "tb_dismiss": (None, _P),
     "tb_back": (_U32, _P),
     "tb_take": (_INT, _P, _INT, _P, _INT),
-    "tb_repeat": (None, _INT, _INT, _S64, _P, _P, _U32, _P, _U32),
+    "tb_repeat": (None, _INT, _INT, _S64, _P, _P, _U32, _P, _U32, _P),
 }
 
 

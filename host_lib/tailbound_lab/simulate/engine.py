@@ -36,7 +36,7 @@ class Engine(Transpose):
         self._rest = self._made([-1, -1, -1])
         cast(Any, self._rest).peek = self._peek
         self._holding._heartbeat.stop()
-        self._holding._heartbeat = cast(Any, Heartbeat())
+        self._holding._heartbeat = cast(Any, Heartbeat(len(self.job.peers)))
 
     def end(self) -> None:
         """In place of ``close``."""
