@@ -98,19 +98,12 @@ struct tb_line {
 	__u64 probes[TB_MESSAGES][TB_PROBE / 8];
 };
 
-/* Terms of the rank, and its marks; 0: there are none. */
+/* Terms of the rank; 0: there are none. */
 static const struct tb_terms *tb_terms_of(const struct tb_line *l)
 {
 	const struct tb_voice *v = (const struct tb_voice *)l->s->voice;
 
 	return v ? (const struct tb_terms *)v->terms : NULL;
-}
-
-static struct tb_own_marks *tb_marks_of(const struct tb_line *l)
-{
-	const struct tb_voice *v = (const struct tb_voice *)l->s->voice;
-
-	return v ? (struct tb_own_marks *)v->marks : NULL;
 }
 
 /* The oldest word has left, or will not. */
@@ -442,7 +435,8 @@ void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
 /* The own rows of an op have left, or will not; the op may be over. */
 static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 {
-	struct tb_own_marks *m = tb_marks_of(l);
+	struct tb_voice *v = (struct tb_voice *)l->s->voice;
+	struct tb_own_marks *m = v ? (struct tb_own_marks *)v->marks : NULL;
 	struct tb_own_op *o = item->op;
 
 	if (m && tb_distance(item->label, m->contributed) > 0)
@@ -453,7 +447,7 @@ static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 	o->sent_at = l->s->now;
 	o->stirred |= o->switched || tb_half_of(o, 1)->phase != TB_PHASE_OPEN;
 	if (o->switched && item->count)
-		tb_tell_all((struct tb_voice *)l->s->voice, o);
+		tb_tell_all(v, o);
 }
 
 /* The rest of a flow is not sent; returns the packets that have not left, as those have that were to leave once more. */

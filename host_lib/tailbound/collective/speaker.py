@@ -247,8 +247,9 @@ class Speaker:
 
     def farewell(self, label: int) -> None:
         """BYE, three times to every peer (clock-15)."""
+        head = self.header(PacketType.BYE, label, 0)
         for peer in self.peers * 3:
-            self.tell(peer, self.header(PacketType.BYE, label, 0))
+            self.tell(peer, head)
 
     def tell(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""

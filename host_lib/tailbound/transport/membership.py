@@ -30,15 +30,18 @@ class Suspicion:
 
     Attributes:
         suspects: ranks suspected now. A plain attribute, since it is read a hundred times an op.
-        counting: whether a rank may have misses.
         first_missed: label of the op that a suspect was absent from first in the present row of misses, by rank.
     """
 
     def __init__(self, ranks: int, own: int, after: int, changed: Callable[[], None]) -> None:
         self._misses, self.first_missed = [0] * ranks, [0] * ranks
-        self.counting = False
         self._own, self._after, self._changed = own, after, changed
         self.suspects: frozenset[int] = frozenset()
+
+    @property
+    def counting(self) -> bool:
+        """Whether a rank has missed something since its last row in time."""
+        return any(self._misses)
 
     def judge(self, voters: Set[int]) -> None:
         """Suspects ranks that have missed enough; but no voter where the others would be no quorum (clock-14)."""
@@ -72,7 +75,6 @@ class Suspicion:
                     new.add(rank)
             elif rank not in idle and (not known or serial_distance(op, self.first_missed[rank]) >= 0):
                 self.clear(rank)  # else it died after it had sent to this op
-        self.counting = any(self._misses)
         if new:
             self._changed()
         return new
@@ -85,7 +87,7 @@ class Suspicion:
         """
         known = self.suspected(rank)
         if not known or anew:
-            self._misses[rank], self.first_missed[rank], self.counting = self._after, op, True
+            self._misses[rank], self.first_missed[rank] = self._after, op
         if not known:
             self._changed()
         return not known
