@@ -97,9 +97,8 @@ class Course:
     def take(self, rank: int, step: int, bucket: int, out: Any, outcome: Outcome) -> None:
         """Compares a rank's average with the first that was to be the same, and with the mean."""
         told, world = f"rank {rank}, step {step}, bucket {bucket}: {outcome}", self.job.world
-        forgot = (
-            world._forgot >= 0 >= serial_distance(outcome.label, world._forgot)
-        )  # a switch's rows, with what others had of them
+        # a switch that began anew has forgotten rows, with what others had of them
+        forgot = world._forgot >= 0 >= serial_distance(outcome.label, world._forgot)
         if not (outcome.missed or outcome.doubtful or outcome.skipped or outcome.overwritten or forgot):
             digest = hashlib.blake2b(out.tobytes()).hexdigest() if out.any() else "zero"
             first, by = self.got.setdefault((step, bucket), (digest, told))
@@ -107,9 +106,8 @@ class Course:
         self.wrong += [told] if outcome.error else []
         if step >= self.calm + SOON:
             tensors = np.array([self.tensors(other, step)[bucket] for other in range(len(self.job))], np.float64)
-            error = (
-                np.mean((out - tensors.mean(0)) ** 2) / np.mean(tensors**2) * (not world.switch)
-            )  # whose scales clip
+            # scales of a switch clip
+            error = 0.0 if world.switch else np.mean((out - tensors.mean(0)) ** 2) / np.mean(tensors**2)
             if outcome.missing or outcome.delivered < outcome.expected or error > 2e-3:
                 self.wrong.append(f"not the mean ({error:.2g}): {told}")
 

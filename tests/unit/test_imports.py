@@ -121,7 +121,7 @@ INSTRUCTION = re.compile(
 #: Values that are remedies themselves, by their names in the sources.
 REMEDIES = re.compile(r"\{(example|advice|hint|why|SAME_MODEL|refusal|_CUT|_FAILED|_EQUAL\['wire'\])\}")
 #: Texts put together elsewhere, from a remedy that a test of their own looks at.
-ELSEWHERE = {"kernel/maps.py", "kernel/linear.py", "collective/accounting.py"}
+ELSEWHERE = {"kernel/maps.py", "kernel/linear.py"}
 
 
 def test_every_error_says_what_to_do(repository: Path) -> None:
